@@ -208,7 +208,7 @@ trait WindowSink {
     fn opened(&mut self, format: &AudioFormat) -> Result<()>;
     fn fault(&mut self, fault: Fault) -> Result<()>;
     /// Adds one window with the model's outputs, in time order.
-    fn window(&mut self, frames: WindowScores<'_>) -> Result<()>;
+    fn add_window(&mut self, frames: WindowScores<'_>) -> Result<()>;
 }
 
 /// Runs a recording through the model and passes the results to `taker`.
@@ -274,7 +274,7 @@ fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutc
     };
     for (index, WindowInfo { real, level }) in outcome.facts.into_iter().enumerate() {
         let frames = answer.window(index);
-        taker.window(WindowScores {
+        taker.add_window(WindowScores {
             window: outcome.first + index as u64,
             real,
             level,
@@ -322,9 +322,9 @@ impl WindowSink for OrderedLabelSink<'_> {
         self.order.fault(fault)
     }
 
-    fn window(&mut self, frames: WindowScores<'_>) -> Result<()> {
+    fn add_window(&mut self, frames: WindowScores<'_>) -> Result<()> {
         let seconds = self.recogniser.done_seconds(frames.window, frames.real);
-        self.post.window(frames, &mut self.found)?;
+        self.post.add_window(frames, &mut self.found)?;
         self.hand_over()?;
         self.order.release(self.post.settled())?;
         if seconds - self.reported.1 >= PROGRESS_SECONDS
@@ -369,8 +369,8 @@ impl WindowSink for MeanSink {
         Ok(())
     }
 
-    fn window(&mut self, frames: WindowScores<'_>) -> Result<()> {
-        self.mean.window(frames);
+    fn add_window(&mut self, frames: WindowScores<'_>) -> Result<()> {
+        self.mean.add_window(frames);
         Ok(())
     }
 }

@@ -83,7 +83,11 @@ impl Labeller {
     /// # Errors
     /// `InvalidArgument` if the outputs are not as the recogniser says; `Internal` for a window out
     /// of order.
-    pub(crate) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) -> Result<()> {
+    pub(crate) fn add_window(
+        &mut self,
+        frames: WindowScores<'_>,
+        out: &mut Vec<Label>,
+    ) -> Result<()> {
         if frames.window < self.next {
             return Err(Error::internal("windows must come in order"));
         }
@@ -103,9 +107,9 @@ impl Labeller {
             )));
         }
         match &mut started.meaning {
-            Meaning::Events(events) => events.window(frames, out),
-            Meaning::Scenes(scenes) => scenes.window(frames, out),
-            Meaning::Embeddings(voices) => voices.window(frames, out),
+            Meaning::Events(events) => events.add_window(frames, out),
+            Meaning::Scenes(scenes) => scenes.add_window(frames, out),
+            Meaning::Embeddings(voices) => voices.add_window(frames, out),
         }
         Ok(())
     }

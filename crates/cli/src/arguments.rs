@@ -101,7 +101,7 @@ pub(crate) fn command() -> clap::Command {
 /// Returns a usage error for a flag of another server, and the errors of [`bench::pass_on`].
 pub(crate) fn parse() -> CommandResult<Arguments> {
     let words: Vec<_> = std::env::args_os().collect();
-    if let Some(arguments) = tfs::started(&words) {
+    if let Some(arguments) = tfs::tfs_flags(&words) {
         let text = |word: OsString| word.to_string_lossy().into_owned();
         let arguments = arguments.into_iter().map(text).collect();
         return Ok(Arguments { command: Command::Tfs(TfsArgs { arguments }) });

@@ -78,7 +78,7 @@ async fn elsewhere<T: DeserializeOwned + Send + 'static>(
     let name: String = form_urlencoded::byte_serialize(target.record.name.as_bytes()).collect();
     let path = format!("{EXTRACT_PATH}?collection={name}");
     let request = HttpRequest { method: Method::POST, path: &path, headers, body: file };
-    let answer = pass_on::to_extraction(context, request).await?;
+    let answer = pass_on::send_to_extraction(context, request).await?;
     if answer.status != 200 {
         return Err(reply::error_of(&answer));
     }

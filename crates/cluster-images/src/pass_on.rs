@@ -70,7 +70,7 @@ pub(super) async fn pass_request_on(
     }
     headers.extend(passed_headers(context));
     let request = HttpRequest { method, path: &head.target, headers, body };
-    let answer = to_extraction(context, request).await?;
+    let answer = send_to_extraction(context, request).await?;
     remember_answer(context, &answer).await;
     reply::passed_back(answer, &context.state.requests)
 }
@@ -101,7 +101,7 @@ pub(super) async fn image(
     headers.insert(header::CONTENT_TYPE, media);
     let request = HttpRequest { method: Method::PUT, path, headers, body: bytes };
     let time = context.deadline.saturating_duration_since(Instant::now());
-    let answer = to_node(&context.state, node, request, time).await?;
+    let answer = send_to_node(&context.state, node, request, time).await?;
     remember_answer(context, &answer).await;
     Ok(answer)
 }
@@ -140,19 +140,19 @@ pub(super) async fn see_same_collection(context: &RootContext, head: &CallHead) 
 /// Asks a node with the role extract for the part of a list that depends on its models.
 ///
 /// # Errors
-/// As [`to_extraction`].
+/// As [`send_to_extraction`].
 pub(super) async fn list(context: &RootContext) -> Result<HttpAnswer> {
     let headers = HeaderMap::from_iter([(PASSED_ON, HeaderValue::from_static("1"))]);
     let method = Method::GET;
     let body = Bytes::new();
-    to_extraction(context, HttpRequest { method, path: "/v1/images", headers, body }).await
+    send_to_extraction(context, HttpRequest { method, path: "/v1/images", headers, body }).await
 }
 
 /// Sends a request to a node with the role extract.
 ///
 /// # Errors
 /// `Unavailable` with retry advice if there is none, or none can be reached.
-pub(super) async fn to_extraction(
+pub(super) async fn send_to_extraction(
     context: &RootContext,
     request: HttpRequest<'_>,
 ) -> Result<HttpAnswer> {
@@ -167,7 +167,7 @@ pub(super) async fn to_extraction(
         if at + 1 < nodes.len() {
             left /= 2;
         }
-        match to_node(&context.state, node, request.clone(), left).await {
+        match send_to_node(&context.state, node, request.clone(), left).await {
             Ok(answer) if matches!(answer.status, 429 | 503) => refusal = Some(answer),
             Ok(answer) => return Ok(answer),
             Err(error) => failure = error,
@@ -189,7 +189,7 @@ pub(super) fn no_extraction() -> Error {
 ///
 /// # Errors
 /// `Unavailable` if the node cannot be reached, leaves or does not answer.
-async fn to_node(
+async fn send_to_node(
     state: &RootState,
     node: &NodeInfo,
     request: HttpRequest<'_>,
@@ -197,7 +197,7 @@ async fn to_node(
 ) -> Result<HttpAnswer> {
     let answer = tokio::select! {
         answer = state.client.send(&node.address, request, time) => answer,
-        () = left_cluster(state, &node.name) => {
+        () = wait_until_left(state, &node.name) => {
             Err(left(&node.name))
         }
     };
@@ -212,7 +212,7 @@ fn left(node: &str) -> Error {
 }
 
 /// Waits until the view does not have the node.
-async fn left_cluster(state: &RootState, name: &str) {
+async fn wait_until_left(state: &RootState, name: &str) {
     let mut view = state.view.clone();
     while view.current().nodes.contains_key(name) {
         view.changed().await;

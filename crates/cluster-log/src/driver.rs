@@ -117,7 +117,7 @@ impl WriterDriver {
                 return;
             }
             tokio::select! {
-                () = shared.queue.woken() => {}
+                () = shared.queue.wait_for_wake() => {}
                 () = sleep_until(wake_at) => {}
                 Some(answer) = self.requests.join_next() => self.answered(answer),
             }

@@ -276,7 +276,7 @@ impl WriteQueue {
     }
 
     /// Waits for a write or a signal. Only the writer's task waits.
-    pub(super) async fn woken(&self) {
+    pub(super) async fn wait_for_wake(&self) {
         self.woken.notified().await;
     }
 

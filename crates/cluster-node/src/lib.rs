@@ -77,6 +77,6 @@ pub use changes::{CatalogChanges, CollectionChanges};
 pub use collection_catalog::CollectionCatalog;
 pub use types::{
     ClusterView, CollectionRecord, NodeInfo, Owner, PROTOCOL, PlacementCache, Roles, ShardKey,
-    StoreAccess, ViewSource, ViewUpdater, known_ids, new_id,
+    StoreAccess, ViewSource, ViewUpdater, check_known_ids, new_id,
 };
 pub use waiting_writes::{WaitingMemory, WaitingWrites};

@@ -306,7 +306,7 @@ pub struct ClusterView {
 ///
 /// # Errors
 /// `Unavailable` for an id that `old_holder` does not know.
-pub fn known_ids(ids: &[PointId], old_holder: Option<&str>) -> Result<(), Error> {
+pub fn check_known_ids(ids: &[PointId], old_holder: Option<&str>) -> Result<(), Error> {
     let Some(node) = old_holder else { return Ok(()) };
     let is_large = |id: &&PointId| matches!(id, PointId::Number(number) if *number >= NUMBERS_MAX);
     match ids.iter().find(is_large) {

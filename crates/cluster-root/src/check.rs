@@ -4,7 +4,7 @@
 
 use api_qdrant::json::{UpdateOperation, UpdateVectorsRequest, UpsertPoint, UpsertRequest};
 use base::{Error, Result};
-use cluster_node::known_ids;
+use cluster_node::check_known_ids;
 use search::points::{PayloadChange, PointId, PointSelection};
 use search::registry::CollectionSettings;
 use search::{Metric, SQUARE_MAX};
@@ -50,7 +50,7 @@ pub fn depth(json: &[u8]) -> Result<()> {
 /// above 2^63 - 1, if the cluster has one.
 ///
 /// # Errors
-/// The error with which the collection would refuse the operation; as [`known_ids`].
+/// The error with which the collection would refuse the operation; as [`check_known_ids`].
 pub(super) fn operation(
     operation: UpdateOperation,
     settings: &CollectionSettings,
@@ -84,7 +84,7 @@ pub(super) fn operation(
 
 fn selection(selection: &PointSelection, old_holder: Option<&str>) -> Result<()> {
     match selection {
-        PointSelection::Ids(ids) => known_ids(ids, old_holder),
+        PointSelection::Ids(ids) => check_known_ids(ids, old_holder),
         PointSelection::Filter(filter) => filter.check().map_err(|error| error.context("filter")),
     }
 }
@@ -146,7 +146,7 @@ fn upsert(
     }
     for new in request.points(&settings.vector_name)? {
         let id = new.id;
-        known_ids(&[id], old_holder)?;
+        check_known_ids(&[id], old_holder)?;
         point(new, settings).map_err(|error| error.context(format_args!("point {id}")))?;
     }
     Ok(())
@@ -170,7 +170,7 @@ fn update_vectors(
         ));
     }
     for (id, values) in request.vectors(&settings.vector_name)? {
-        known_ids(&[id], old_holder)?;
+        check_known_ids(&[id], old_holder)?;
         vector(&values, settings).map_err(|error| error.context(format_args!("point {id}")))?;
     }
     Ok(())

@@ -117,8 +117,8 @@ fn new_record(name: &str, body: &[u8]) -> Result<CollectionRecord> {
     }
     request.hints()?;
     let mut create: Map<String, Value> = json::parse(body)?;
-    let shards = number(&mut create, "shard_number", SHARDS_DEFAULT, SHARDS_MAX)?;
-    let copies = number(&mut create, "replication_factor", COPIES_DEFAULT, COPIES_MAX as u32)?;
+    let shards = take_number(&mut create, "shard_number", SHARDS_DEFAULT, SHARDS_MAX)?;
+    let copies = take_number(&mut create, "replication_factor", COPIES_DEFAULT, COPIES_MAX as u32)?;
     let create = Value::Object(create);
     Ok(CollectionRecord {
         name: name.to_owned(),
@@ -131,7 +131,7 @@ fn new_record(name: &str, body: &[u8]) -> Result<CollectionRecord> {
 }
 
 /// Removes a whole number from 1 to `max` from a request, and returns it.
-fn number(create: &mut Map<String, Value>, name: &str, default: u32, max: u32) -> Result<u32> {
+fn take_number(create: &mut Map<String, Value>, name: &str, default: u32, max: u32) -> Result<u32> {
     let value = match create.remove(name) {
         None | Some(Value::Null) => return Ok(default),
         Some(value) => value,

@@ -13,7 +13,7 @@ use api_qdrant::json::{self, UpdateBatch, UpdateOperation};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::{
-    ClusterView, CollectionRecord, NodeInfo, Owner, ShardKey, WaitingMemory, known_ids,
+    ClusterView, CollectionRecord, NodeInfo, Owner, ShardKey, WaitingMemory, check_known_ids,
 };
 use search::points::PointId;
 use search::registry::CollectionSettings;
@@ -150,7 +150,7 @@ fn old_holder(state: &RootState) -> Option<String> {
 /// # Errors
 /// `Unavailable` for a number above 2^63 - 1 while a search node has an earlier version.
 pub fn check_ids(state: &RootState, ids: &[PointId]) -> Result<()> {
-    known_ids(ids, old_holder(state).as_deref())
+    check_known_ids(ids, old_holder(state).as_deref())
 }
 
 /// Reserves memory for the texts of the operations of a request of `bytes` bytes, and for the parts

@@ -116,7 +116,7 @@ impl ServerWatch {
         }
         self.refusals();
         self.disks();
-        self.request_log();
+        self.add_log_events();
         self.add_failure_events(statuses, history, end);
         self.add_restart_events(statuses);
         self.add_merging_events(scheduled);
@@ -159,7 +159,7 @@ impl ServerWatch {
     }
 
     /// Adds an event if requests could not be written to the request log.
-    fn request_log(&mut self) {
+    fn add_log_events(&mut self) {
         let failed = self.metrics.request_log.get(&KindLabels { kind: "failed" });
         let now = failed.map_or(0, |failed| failed.get());
         let more = growth(self.unlogged, now);
@@ -297,13 +297,13 @@ mod tests {
         let metrics = Arc::new(Metrics::default());
         let journal = Arc::new(EventJournal::default());
         let mut watch = ServerWatch::new(metrics.clone(), Arc::new(|| None), journal.clone());
-        watch.request_log();
+        watch.add_log_events();
         metrics.request_log.get_or_create(&KindLabels { kind: "written" }).inc_by(3);
-        watch.request_log();
+        watch.add_log_events();
         assert!(journal.read(&EventFilter::default()).events.is_empty());
         metrics.request_log.get_or_create(&KindLabels { kind: "failed" }).inc_by(2);
-        watch.request_log();
-        watch.request_log();
+        watch.add_log_events();
+        watch.add_log_events();
         let events = journal.read(&EventFilter::default()).events;
         assert_eq!(events.len(), 1);
         assert_eq!((events[0].kind, events[0].count), ("request_log_failed", 2));

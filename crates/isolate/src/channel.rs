@@ -73,7 +73,7 @@ impl WorkerChannels {
     }
 
     /// Waits until the reason of the end is known.
-    pub(crate) fn reason(&self) -> Arc<str> {
+    pub(crate) fn wait_for_reason(&self) -> Arc<str> {
         let until = Instant::now() + REASON_WAIT_MAX;
         let mut state = self.state.lock();
         loop {
@@ -96,7 +96,7 @@ mod tests {
         let channels = WorkerChannels::new(Vec::new());
         let (socket, _peer) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            let reason = scope.spawn(|| channels.reason());
+            let reason = scope.spawn(|| channels.wait_for_reason());
             // A thread that was woken has waited, and waits again.
             while !channels.ended.notify_one() && !reason.is_finished() {
                 std::thread::yield_now();

@@ -117,7 +117,7 @@ impl IsolatedSession {
                 Error::internal(error.to_string())
             }
             _ => {
-                let reason = channels.reason();
+                let reason = channels.wait_for_reason();
                 // The socket is lost. If the process has ended, this does nothing.
                 self.supervised.kill(channels, &reason);
                 unavailable(reason)

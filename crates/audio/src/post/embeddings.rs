@@ -50,7 +50,7 @@ impl SpeakerLabeller {
 
     /// Adds a window; a missing one before it ends the open label. A last window with too much
     /// padding changes nothing.
-    pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
+    pub(super) fn add_window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         if self.next < frames.window {
             self.tracks.interrupt(out);
         }
@@ -65,7 +65,7 @@ impl SpeakerLabeller {
         } else {
             None
         };
-        self.tracks.frame(start, end, now.into_iter().collect(), out);
+        self.tracks.add_frame(start, end, now.into_iter().collect(), out);
     }
 
     /// Returns the time in seconds from which a window counts. A window covers the hop at its
@@ -126,7 +126,7 @@ pub(crate) struct UnitMean {
 
 impl UnitMean {
     /// Adds a window.
-    pub(crate) fn window(&mut self, frames: WindowScores<'_>) {
+    pub(crate) fn add_window(&mut self, frames: WindowScores<'_>) {
         if frames.level < self.rule.min_level || !covered(&frames, &self.rule, self.rows) {
             return;
         }

@@ -37,7 +37,7 @@ impl EventLabeller {
     }
 
     /// Adds a window; missing ones before it are silence.
-    pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
+    pub(super) fn add_window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         self.silence_until(frames.window, out);
         self.next = frames.window + 1;
         let limit = self.classes.grid.limit(frames.window, frames.real);
@@ -51,7 +51,7 @@ impl EventLabeller {
             let values = frames.values.get(range).unwrap_or_default();
             let classes = &mut self.classes;
             self.smooth.push(at, values, onsets, &mut |at, values, onsets| {
-                classes.frame(at, values, onsets, out);
+                classes.add_frame(at, values, onsets, out);
             });
         }
     }
@@ -64,7 +64,7 @@ impl EventLabeller {
             let classes = &mut self.classes;
             let onsets = classes.rule.onset.is_some().then_some(silence.as_slice());
             self.smooth.push(at, &silence, onsets, &mut |at, values, onsets| {
-                classes.frame(at, values, onsets, out);
+                classes.add_frame(at, values, onsets, out);
             });
         }
     }
@@ -81,18 +81,18 @@ impl EventLabeller {
     pub(super) fn finish(&mut self, samples: u64, windows: u64, out: &mut Vec<Label>) {
         self.silence_until(windows, out);
         let classes = &mut self.classes;
-        self.smooth.finish(&mut |at, values, onsets| classes.frame(at, values, onsets, out));
+        self.smooth.finish(&mut |at, values, onsets| classes.add_frame(at, values, onsets, out));
         classes.finish(samples as f64, out);
     }
 }
 
 impl ClassDetectors {
-    fn frame(&mut self, at: u64, values: &[f32], onsets: Option<&[f32]>, out: &mut Vec<Label>) {
+    fn add_frame(&mut self, at: u64, values: &[f32], onsets: Option<&[f32]>, out: &mut Vec<Label>) {
         let ClassDetectors { rule, grid, names, detectors, next } = self;
         let start = grid.start(at);
         for (class, (detector, value)) in detectors.iter_mut().zip(values).enumerate() {
             let onset = onsets.and_then(|onsets| onsets.get(class)).map(|onset| f64::from(*onset));
-            detector.frame(start, f64::from(*value), onset, rule, &mut |span| {
+            detector.add_frame(start, f64::from(*value), onset, rule, &mut |span| {
                 out.push(label(grid, span, &names[class]));
             });
         }

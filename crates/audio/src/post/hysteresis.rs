@@ -63,7 +63,7 @@ pub(super) struct Detector {
 impl Detector {
     /// Adds the frame that starts at sample `at`, with the probabilities of the class and of an
     /// onset.
-    pub(super) fn frame(
+    pub(super) fn add_frame(
         &mut self,
         at: f64,
         probability: f64,

@@ -24,7 +24,7 @@ impl SceneLabeller {
     }
 
     /// Adds a window; a missing one before it ends all open labels.
-    pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
+    pub(super) fn add_window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         if self.next < frames.window {
             self.tracks.interrupt(out);
         }
@@ -37,7 +37,7 @@ impl SceneLabeller {
                 break;
             }
             let now = self.top(values);
-            self.tracks.frame(self.start(at), self.start(at + 1), now, out);
+            self.tracks.add_frame(self.start(at), self.start(at + 1), now, out);
         }
     }
 

@@ -41,7 +41,7 @@ fn labels_with(
         let (real, level) = (left.min(window_samples) as usize, -20.0);
         let (classes, before) = (values.len(), found.len());
         let frames = WindowScores { window, real, level, frames: 1, classes, values, onsets: None };
-        post.window(frames, &mut found).unwrap();
+        post.add_window(frames, &mut found).unwrap();
         assert!(
             found[before..].iter().all(|label| label.start >= settled),
             "{found:?} before {settled}"
@@ -205,7 +205,7 @@ fn a_rising_onset_starts_a_new_event() {
             values: &values,
             onsets: Some(&onsets),
         };
-        post.window(frames, &mut found).unwrap();
+        post.add_window(frames, &mut found).unwrap();
     }
     post.finish(7 * 512, 7, &mut found);
     assert_eq!(spans(&found, 16000.0), [(0, 3 * 512), (3 * 512, 6 * 512), (6 * 512, 7 * 512)]);
@@ -230,7 +230,7 @@ fn frames_of_overlapping_windows_join() {
             values: &values,
             onsets: None,
         };
-        post.window(frames, &mut found).unwrap();
+        post.add_window(frames, &mut found).unwrap();
     }
     post.finish(340, 5, &mut found);
     assert_eq!(spans(&found, 1000.0), [(20, 340)]);
@@ -246,7 +246,7 @@ fn frames_of_overlapping_windows_join() {
         values: &values,
         onsets: None,
     };
-    let error = Labeller::new(&untrimmed, false, None).window(frames, &mut found).unwrap_err();
+    let error = Labeller::new(&untrimmed, false, None).add_window(frames, &mut found).unwrap_err();
     assert!(error.message().contains("trim"), "{error}");
 }
 
@@ -292,7 +292,7 @@ fn names_are_checked_against_the_output() {
         onsets: None,
     };
     let error =
-        Labeller::new(&recogniser, false, None).window(frames, &mut Vec::new()).unwrap_err();
+        Labeller::new(&recogniser, false, None).add_window(frames, &mut Vec::new()).unwrap_err();
     assert!(error.message().contains("3 classes"), "{error}");
     let keys = Recogniser::parse(
         "k",
@@ -338,8 +338,8 @@ fn silent_windows_have_no_speaker() {
         let (window, level) = (*window, *level);
         let frames =
             WindowScores { window, real: 1000, level, frames: 1, classes: 2, values, onsets: None };
-        post.window(frames, &mut found).unwrap();
-        mean.window(frames);
+        post.add_window(frames, &mut found).unwrap();
+        mean.add_window(frames);
     }
     post.finish(3000, 3, &mut found);
     assert_eq!(said(&found), [("voice", 0.0, 1.0), ("voice", 2.0, 3.0)]);

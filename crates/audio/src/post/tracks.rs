@@ -31,7 +31,7 @@ pub(super) struct LabelMerger {
 
 impl LabelMerger {
     /// Adds the frame from `start` to `end`. Ends the labels that it does not have.
-    pub(super) fn frame(
+    pub(super) fn add_frame(
         &mut self,
         start: f64,
         end: f64,

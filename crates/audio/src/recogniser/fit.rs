@@ -42,7 +42,7 @@ fn find(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> 
             signature.inputs.first().ok_or_else(|| Error::invalid("the model takes nothing"))?
         }
     };
-    let items = layout(recogniser, input)?;
+    let items = check_layout(recogniser, input)?;
     let constants = recogniser.constants.iter().map(|constant| bind_constant(constant, signature));
     let constants = constants.collect::<Result<Vec<_>>>()?;
     let carried = recogniser.state.iter().map(|state| bind_state(state, signature));
@@ -118,7 +118,7 @@ fn missing(what: &str, name: &str) -> Error {
 }
 
 /// Checks the input's type and axes. Returns the number of windows, if the model fixes it.
-fn layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> {
+fn check_layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> {
     if input.dtype != DType::F32 {
         return Err(Error::invalid(format!(
             "input \"{}\" is {}, not float32",

@@ -8,7 +8,7 @@ use server::{ClusterConfig, PemSource};
 
 use super::cluster_tls::etcd_user;
 use super::options::ClusterOptions;
-use super::settings::{COLLECTIONS_HINT, ServeSettings, number};
+use super::settings::{COLLECTIONS_HINT, ServeSettings, check_number};
 
 /// Maximum of `--cluster-weight`.
 const WEIGHT_MAX: usize = 64;
@@ -77,9 +77,9 @@ impl ServeSettings {
             ));
         }
         let weight = cluster.cluster_weight.map(|weight| weight as usize);
-        number("cluster-weight", weight, 0, WEIGHT_MAX)?;
+        check_number("cluster-weight", weight, 0, WEIGHT_MAX)?;
         let entries = cluster.cluster_snapshot_entries.map(|entries| entries as usize);
-        number("cluster-snapshot-entries", entries, 1, SNAPSHOT_ENTRIES_MAX)
+        check_number("cluster-snapshot-entries", entries, 1, SNAPSHOT_ENTRIES_MAX)
     }
 
     /// Checks that the node's roles use the settings of shards.

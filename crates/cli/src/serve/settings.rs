@@ -24,7 +24,7 @@ use super::options::{
 };
 use crate::layout;
 
-pub(super) use check::{COLLECTIONS_HINT, number, span};
+pub(super) use check::{COLLECTIONS_HINT, check_number, check_span};
 
 /// The resolved settings of `serve`.
 #[derive(Debug, Default)]

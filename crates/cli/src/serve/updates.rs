@@ -8,7 +8,7 @@ use command_line::values::TimeSpan;
 use server::{ClusterConfig, ListenerConfig, TurnSettings, UpdateSettings};
 
 use super::cluster_tls::etcd_user;
-use super::settings::{ServeSettings, number, span};
+use super::settings::{ServeSettings, check_number, check_span};
 
 /// Minimum of `--update-window`.
 const WINDOW_MIN: Duration = Duration::from_secs(1);
@@ -21,9 +21,9 @@ impl ServeSettings {
     /// Checks that each setting of updates has an effect.
     pub(super) fn check_updates(&self) -> CommandResult {
         let options = &self.lifecycle;
-        span("update-window", options.update_window, WINDOW_MIN)?;
+        check_span("update-window", options.update_window, WINDOW_MIN)?;
         let concurrency = options.update_concurrency.map(|count| count as usize);
-        number("update-concurrency", concurrency, 1, CONCURRENCY_MAX)?;
+        check_number("update-concurrency", concurrency, 1, CONCURRENCY_MAX)?;
         let others = [
             ("--update-etcd", !options.update_etcd.is_empty()),
             ("--update-fleet", options.update_fleet.is_some()),

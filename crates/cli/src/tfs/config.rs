@@ -335,7 +335,7 @@ fn configure_models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> Com
         Some(_) => rules.models(&list, &[]).map_err(|error| wrong(&error))?,
         None => Vec::new(),
     };
-    request_log(&list, setup);
+    apply_request_log(&list, setup);
     rules.log_dir = setup.config.data.request_log.as_ref().map(|log| log.dir.clone());
     let version_batching =
         per_model.then_some(VersionBatching { threads, runs: rules.template.schedule.threads });
@@ -398,7 +398,7 @@ fn unused_batch_flags(own: &ServeArgs, per_model: bool, mode: ScheduleMode) -> O
 
 /// Logs requests where the first `logging_config` says, unless `--request-log` names a directory.
 /// Models without one are not logged then.
-fn request_log(list: &pb::ModelServerConfig, setup: &mut TfsSetup) {
+fn apply_request_log(list: &pb::ModelServerConfig, setup: &mut TfsSetup) {
     let Some(pb::model_server_config::Config::ModelConfigList(list)) = &list.config else { return };
     for model in list.config.iter() {
         if model.logging_config.is_none() {

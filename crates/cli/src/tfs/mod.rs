@@ -52,7 +52,7 @@ TensorFlow Serving's flags:
 
 /// Returns the flags if this process was started as TensorFlow Serving, by its command or by the
 /// name of that program. They are not in clap's style.
-pub(crate) fn started(arguments: &[OsString]) -> Option<Vec<OsString>> {
+pub(crate) fn tfs_flags(arguments: &[OsString]) -> Option<Vec<OsString>> {
     let (program, rest) = arguments.split_first()?;
     if Path::new(program).file_name() == Some(OsStr::new(PROGRAM)) {
         return Some(rest.to_vec());
@@ -107,11 +107,11 @@ mod tests {
     fn the_program_is_known_by_its_name_and_its_command() {
         let started = |words: &[&str]| {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-            started(&words).map(|rest| rest.len())
+            tfs_flags(&words).map(|rest| rest.len())
         };
-        assert_eq!(started(&["/usr/bin/tensorflow_model_server", "--port=1"]), Some(1));
-        assert_eq!(started(&["millpond", "tfs", "--port=1", "--x"]), Some(2));
-        assert_eq!(started(&["millpond", "serve", "tfs"]), None);
-        assert_eq!(started(&["millpond"]), None);
+        assert_eq!(tfs_flags(&["/usr/bin/tensorflow_model_server", "--port=1"]), Some(1));
+        assert_eq!(tfs_flags(&["millpond", "tfs", "--port=1", "--x"]), Some(2));
+        assert_eq!(tfs_flags(&["millpond", "serve", "tfs"]), None);
+        assert_eq!(tfs_flags(&["millpond"]), None);
     }
 }

@@ -30,7 +30,7 @@ use super::staged::{self, StagedCollection};
 use super::{ClusterBackups, log_parts};
 use crate::changes::CollectionChanges;
 use crate::node::local::at_low_priority;
-use crate::types::{CollectionRecord, ShardKey, known_ids, new_id};
+use crate::types::{CollectionRecord, ShardKey, check_known_ids, new_id};
 
 /// Bytes from which an operation is complete.
 const OPERATION_BYTES: usize = 1 << 20;
@@ -90,7 +90,7 @@ impl ClusterBackups {
     /// The errors of `open` and `check`; `ResourceExhausted` if another archive is being
     /// transferred; the errors of [`backup::read_archive`]; `StorageFull` if this node has not
     /// enough space for the archive, or all holders of a shard would have full disks;
-    /// `FailedPrecondition` for a collection that a cluster cannot have; as [`known_ids`];
+    /// `FailedPrecondition` for a collection that a cluster cannot have; as [`check_known_ids`];
     /// `DeadlineExceeded` if the points take longer than [`RESTORE_TIME_MAX`]; the store's error.
     pub async fn import<R: Read>(
         &self,
@@ -266,7 +266,7 @@ impl MovedSettings {
     /// # Errors
     /// `DataLoss` for damaged points; `FailedPrecondition` for points with a record that this
     /// interface does not have; `InvalidArgument` for points that no holder could write; as
-    /// [`known_ids`].
+    /// [`check_known_ids`].
     fn read_page(
         &self,
         named: &NamedCollection,
@@ -279,7 +279,7 @@ impl MovedSettings {
         let points = page.points.len() as u64;
         let mut texts: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for point in page.points {
-            known_ids(&[point.id], old_holder)?;
+            check_known_ids(&[point.id], old_holder)?;
             let shard = shard_of(point.id.to_string().as_bytes(), shards)
                 .ok_or_else(|| Error::invalid(format!("no collection has {shards} shards")))?;
             texts.entry(shard.0).or_default().push(self.text(point)?);

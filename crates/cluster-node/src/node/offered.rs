@@ -64,7 +64,7 @@ impl OfferedEntries {
     }
 
     /// Waits until `next` is one of the entries.
-    pub(super) async fn has(&self, next: EntryNumber) {
+    pub(super) async fn wait_for(&self, next: EntryNumber) {
         loop {
             // Created before the check, so that no arrival is missed.
             let arrived = self.arrived.notified();
@@ -106,7 +106,7 @@ mod tests {
         assert!(offered.take(EntryNumber(5)).is_none());
         assert!(!add(&offered, 7, &[4, 7, 6], 10), "the entry 5 was not passed on");
         assert!(add(&offered, 7, &[5], 10));
-        offered.has(EntryNumber(6)).await;
+        offered.wait_for(EntryNumber(6)).await;
         assert!(offered.take(EntryNumber(4)).is_none(), "it was below the next one");
         assert_eq!(offered.take(EntryNumber(6)), Some(entry(10)));
         assert!(add(&offered, 6, &[6], 10), "it was taken, and is not needed again");
@@ -129,7 +129,7 @@ mod tests {
             tokio::task::yield_now().await;
             add(&offered, 2, &[1], 1);
         };
-        tokio::join!(offered.has(EntryNumber(1)), later);
+        tokio::join!(offered.wait_for(EntryNumber(1)), later);
         assert!(offered.take(EntryNumber(1)).is_some());
     }
 }

@@ -124,7 +124,7 @@ pub(crate) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
     let backend = convert_backend(config, dir, &mut model);
     model.policy = config.version_policy.as_ref().and_then(|choice| policy(choice, &mut model));
     match &config.scheduling_choice {
-        None => schedule::without_batching(config.max_batch_size, &mut model),
+        None => schedule::note_unbatched(config.max_batch_size, &mut model),
         Some(SchedulingChoice::DynamicBatching(batching)) => {
             schedule::batching(batching, config.max_batch_size, &mut model);
         }
@@ -149,7 +149,7 @@ pub(crate) fn convert(config: &pb::ModelConfig, dir: &Path) -> ConvertedModel {
     warmup(config, &mut model);
     parameters(config, &mut model);
     note_other_keys(config, &mut model);
-    optimization(config.optimization.as_ref(), &mut model);
+    note_optimization(config.optimization.as_ref(), &mut model);
     model
 }
 
@@ -513,7 +513,10 @@ fn note_other_keys(config: &pb::ModelConfig, model: &mut ConvertedModel) {
 }
 
 /// Notes the options of `optimization` that have no equivalent.
-fn optimization(optimization: Option<&pb::ModelOptimizationPolicy>, model: &mut ConvertedModel) {
+fn note_optimization(
+    optimization: Option<&pb::ModelOptimizationPolicy>,
+    model: &mut ConvertedModel,
+) {
     let Some(optimization) = optimization else { return };
     use pb::model_optimization_policy::ModelPriority;
     let accelerators = optimization.execution_accelerators.as_ref();

@@ -9,7 +9,7 @@ use protocol::inference::model_queue_policy::TimeoutAction;
 use super::convert::ConvertedModel;
 
 /// Notes that a model without `dynamic_batching` has no bound on the batch of one request.
-pub(crate) fn without_batching(max_batch_size: i32, model: &mut ConvertedModel) {
+pub(crate) fn note_unbatched(max_batch_size: i32, model: &mut ConvertedModel) {
     if max_batch_size > 1 {
         model.note(format!(
             "max_batch_size = {max_batch_size} without dynamic_batching: a request's batch has no limit here; as in \

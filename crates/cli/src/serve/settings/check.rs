@@ -49,18 +49,18 @@ impl ServeSettings {
     pub(super) fn check_values(&self) -> CommandResult {
         let server = &self.server;
         let lifecycle = &self.lifecycle;
-        number("connection-threads", server.connection_threads, 0, THREADS_MAX)?;
-        number("threads", self.inference.threads, 0, THREADS_MAX)?;
-        number("runtime-threads", self.inference.runtime_threads, 0, THREADS_MAX)?;
-        number("load-threads", lifecycle.load_threads, 1, THREADS_MAX)?;
-        number("unload-threads", lifecycle.unload_threads, 1, THREADS_MAX)?;
-        number("queue", self.inference.queue, 1, REQUESTS_MAX)?;
-        number("max-requests", server.max_requests, 1, REQUESTS_MAX)?;
+        check_number("connection-threads", server.connection_threads, 0, THREADS_MAX)?;
+        check_number("threads", self.inference.threads, 0, THREADS_MAX)?;
+        check_number("runtime-threads", self.inference.runtime_threads, 0, THREADS_MAX)?;
+        check_number("load-threads", lifecycle.load_threads, 1, THREADS_MAX)?;
+        check_number("unload-threads", lifecycle.unload_threads, 1, THREADS_MAX)?;
+        check_number("queue", self.inference.queue, 1, REQUESTS_MAX)?;
+        check_number("max-requests", server.max_requests, 1, REQUESTS_MAX)?;
         self.check_search()?;
-        number("recordings", self.audio.recordings, 1, RECORDINGS_MAX)?;
-        number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
-        number("backup-keep", self.search.backup_keep, 1, BACKUPS_MAX)?;
-        span("backup-every", self.search.backup_every, BACKUP_INTERVAL_MIN)?;
+        check_number("recordings", self.audio.recordings, 1, RECORDINGS_MAX)?;
+        check_number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
+        check_number("backup-keep", self.search.backup_keep, 1, BACKUPS_MAX)?;
+        check_span("backup-every", self.search.backup_every, BACKUP_INTERVAL_MIN)?;
         self.check_backups()?;
         self.check_cluster()?;
         self.check_updates()?;
@@ -71,12 +71,12 @@ impl ServeSettings {
         self.rollout
             .check(transition)
             .map_err(|error| CommandError::usage(format!("[rollout]: {error}")))?;
-        span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
-        span("client-timeout", server.client_timeout, Duration::from_millis(1))?;
-        span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
-        span("poll", lifecycle.poll, POLL_MIN)?;
-        span("load-retry-interval", lifecycle.load_retry_interval, Duration::ZERO)?;
-        span("load-timeout", lifecycle.load_timeout, LOAD_TIMEOUT_MIN)?;
+        check_span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
+        check_span("client-timeout", server.client_timeout, Duration::from_millis(1))?;
+        check_span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
+        check_span("poll", lifecycle.poll, POLL_MIN)?;
+        check_span("load-retry-interval", lifecycle.load_retry_interval, Duration::ZERO)?;
+        check_span("load-timeout", lifecycle.load_timeout, LOAD_TIMEOUT_MIN)?;
         if let Some(ByteSize(bytes)) = server.max_body
             && !(1..=BODY_BYTES_MAX).contains(&bytes)
         {
@@ -171,11 +171,11 @@ impl ServeSettings {
     /// Checks the limits of searches, and that settings of memory and of images have an effect.
     fn check_search(&self) -> CommandResult {
         let search = &self.search;
-        number("search-threads", search.search_threads, 0, THREADS_MAX)?;
-        number("search-build-threads", search.search_build_threads, 1, THREADS_MAX)?;
-        number("search-merge-segments", search.search_merge_segments, 2, MERGE_SEGMENTS_MAX)?;
+        check_number("search-threads", search.search_threads, 0, THREADS_MAX)?;
+        check_number("search-build-threads", search.search_build_threads, 1, THREADS_MAX)?;
+        check_number("search-merge-segments", search.search_merge_segments, 2, MERGE_SEGMENTS_MAX)?;
         let rows = search.search_segment_rows.map(|rows| rows as usize);
-        number("search-segment-rows", rows, SEGMENT_ROWS_MIN, SEGMENT_ROWS_MAX)?;
+        check_number("search-segment-rows", rows, SEGMENT_ROWS_MIN, SEGMENT_ROWS_MAX)?;
         if search.gpu_pinned.is_some() && search.gpu != Some(GpuUse::Auto) {
             return Err(CommandError::usage("--gpu-pinned has no effect without --gpu auto"));
         }
@@ -201,7 +201,7 @@ impl ServeSettings {
             ("--grpc-port", server.grpc_port),
             ("--admin-port", server.admin_port),
         ];
-        different_ports(&ports)?;
+        check_different_ports(&ports)?;
         if server.admin_host.is_some() && server.admin_port.is_none() {
             return Err(CommandError::usage("--admin-host needs --admin-port PORT"));
         }
@@ -223,7 +223,7 @@ impl ServeSettings {
         let default = ListenerConfig::default();
         // On an address of its own, the admin port may have the number of another port.
         let admin = server.admin_port.filter(|_| server.admin_host.is_none());
-        different_ports(&[
+        check_different_ports(&[
             ("--http-port", server.http_port.or(default.http_port)),
             ("--grpc-port", server.grpc_port.or(default.grpc_port)),
             ("--admin-port", admin),
@@ -327,7 +327,7 @@ pub(super) fn sendable_key(source: &str, key: String) -> CommandResult<String> {
 ///
 /// # Errors
 /// Returns a usage error that names the flags and the port.
-fn different_ports(ports: &[(&str, Option<u16>)]) -> CommandResult {
+fn check_different_ports(ports: &[(&str, Option<u16>)]) -> CommandResult {
     for (at, (flag, port)) in ports.iter().enumerate() {
         let same = |(_, other): &&(&str, Option<u16>)| other == port;
         if let (Some(1..), Some((other, _))) = (port, ports[..at].iter().find(same)) {
@@ -344,7 +344,7 @@ fn different_ports(ports: &[(&str, Option<u16>)]) -> CommandResult {
 ///
 /// # Errors
 /// Returns a usage error that names the flag and the range.
-pub(in crate::serve) fn number(
+pub(in crate::serve) fn check_number(
     name: &str,
     value: Option<usize>,
     min: usize,
@@ -362,7 +362,11 @@ pub(in crate::serve) fn number(
 ///
 /// # Errors
 /// Returns a usage error that names the flag and the range.
-pub(in crate::serve) fn span(name: &str, value: Option<TimeSpan>, min: Duration) -> CommandResult {
+pub(in crate::serve) fn check_span(
+    name: &str,
+    value: Option<TimeSpan>,
+    min: Duration,
+) -> CommandResult {
     match value {
         Some(TimeSpan(value)) if !(min..=SPAN_MAX).contains(&value) => Err(CommandError::usage(
             format!("--{name} is {value:?}; it must be {min:?} to 24 hours"),

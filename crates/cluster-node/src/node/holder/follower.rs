@@ -211,7 +211,7 @@ impl ShardFollower {
                     }
                     return Ok(NextStep { step, passed });
                 }
-                () = self.state.offered.has(next), if !is_refused => {}
+                () = self.state.offered.wait_for(next), if !is_refused => {}
             }
         }
     }
@@ -259,7 +259,7 @@ impl ShardFollower {
         let woken = async {
             tokio::select! {
                 () = self.state.wake.notified() => {}
-                () = self.state.offered.has(next) => {}
+                () = self.state.offered.wait_for(next) => {}
             }
         };
         let _ = tokio::time::timeout(POLL_INTERVAL, woken).await;
