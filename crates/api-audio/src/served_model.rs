@@ -17,7 +17,7 @@ use schedule::{Completion, Job, Scheduler};
 const RUN_TIME_MAX: Duration = Duration::from_secs(600);
 /// Time between two attempts to submit a run while the model's queue is full.
 const QUEUE_RETRY: Duration = Duration::from_millis(5);
-/// Longest time of such attempts.
+/// Longest time of the attempts to submit a run while the model's queue is full.
 const QUEUE_WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// One version of a model, which processes a whole recording.

@@ -22,7 +22,7 @@ use super::services::ImageServices;
 
 /// Time between two attempts of bulk work to write while memory is short.
 const WRITE_RETRY: Duration = Duration::from_millis(100);
-/// Longest time of such attempts.
+/// Longest time of the attempts of bulk work to write while memory is short.
 const WRITE_WAIT_MAX: Duration = Duration::from_secs(120);
 /// Maximum bytes of a payload's JSON with the service's block. Collections take 64 KiB with the id,
 /// which has fewer than 64 bytes.
@@ -115,7 +115,7 @@ pub(crate) struct EmbeddedImage<'a> {
     pub(crate) embedding: Vec<f32>,
     /// Payload of the caller.
     pub(crate) payload: &'a Map<String, Value>,
-    /// Its file.
+    /// Bytes of its file.
     pub(crate) bytes: Bytes,
 }
 

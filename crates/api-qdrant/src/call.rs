@@ -29,7 +29,7 @@ use crate::write_threads::WriteJob;
 const QUERY_OBJECTS_MAX: usize = 1 << 16;
 /// Longest wait of a request for a collection that is being opened.
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Time between two checks of such a collection.
+/// Time between two checks if a collection is open.
 const OPENING_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Retry advice for a collection that was not open in time.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
@@ -378,7 +378,7 @@ impl RestCall {
 /// Kind of a change, which decides on its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteKind {
-    /// It names its points.
+    /// The change names its points.
     Named,
     /// It may select its points by a filter.
     Selected,

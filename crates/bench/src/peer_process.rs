@@ -22,9 +22,9 @@ const LINE_MAX: usize = 500;
 /// Handling of a script if a signal ends this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerEnd {
-    /// It is killed.
+    /// The script is killed.
     Kill,
-    /// It notices the end of its parent and removes its files.
+    /// The script notices the end of its parent and removes its files.
     Itself,
 }
 

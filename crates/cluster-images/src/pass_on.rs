@@ -20,10 +20,10 @@ use super::reply;
 
 /// Header of a request that another node has passed on. It is never passed on again.
 const PASSED_ON: HeaderName = HeaderName::from_static("x-millpond-passed-on");
-/// Header of the answer to such a request: the entries of the log that have its writes, each as
-/// `COLLECTION/SHARD/ENTRY`, with commas between them.
+/// Header of the answer to a request that was passed on. It lists the entries of the log that have
+/// the writes of the request, each as `COLLECTION/SHARD/ENTRY`, with commas between them.
 const WRITTEN: HeaderName = HeaderName::from_static("x-millpond-written");
-/// Header of the answer to such a request if the shard refused the image.
+/// Header of the answer to a request that was passed on, if the shard refused the image.
 const SHARD_REFUSAL: HeaderName = HeaderName::from_static("x-millpond-shard-refusal");
 /// Header of a request that another node has passed on: the id of the collection that it sees, or
 /// [`NO_COLLECTION`].

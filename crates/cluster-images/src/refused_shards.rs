@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 
 /// Longest time for which the images of a shard that refuses them wait.
 const REFUSED_WAIT_MAX: Duration = Duration::from_secs(120);
-/// Pause before the next image is sent to such a shard if the refusal advises none, and the longest
-/// pause that it may advise. Shorter if the images wait for a shorter time.
+/// Pause before the next image is sent to a shard that refused one. The refusal may advise a
+/// shorter pause. The pause is also shorter if the images wait for a shorter time.
 const PROBE_PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Shortest pause before the next image is sent to such a shard.
+/// Shortest pause before the next image is sent to a shard that refused one.
 const PROBE_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest time between two checks of an image that waits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);

@@ -27,7 +27,7 @@ use super::write::{ShardWrite, check_ids, run_all};
 
 /// Number of points of one page of a shard, and of one operation.
 const PAGE_POINTS: usize = 1000;
-/// The same, if the payloads are read too: at most 16 MiB.
+/// Number of points of one page if their payloads are read too. They take at most 16 MiB.
 const PAGE_PAYLOADS: usize = 256;
 
 /// Makes a change of the points that its filter chooses. Returns the largest number of an entry

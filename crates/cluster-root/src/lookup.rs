@@ -19,7 +19,7 @@ struct OtherPoints {
     record: Arc<CollectionRecord>,
     settings: CollectionSettings,
     ids: Vec<PointId>,
-    /// Their vectors, once they were read.
+    /// Vectors of the points, once they were read.
     vectors: VectorsById,
 }
 

@@ -17,9 +17,9 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Body of a read.
 pub enum ReadBody {
-    /// The same for all shards.
+    /// One body for all shards.
     Same(Box<RawValue>),
-    /// With the ids of the asked shards only.
+    /// A body for each node, with the ids of the requested shards only.
     Ids(IdsBody),
 }
 
@@ -61,7 +61,7 @@ pub fn result_bytes(results: &ResultTexts) -> usize {
 
 /// Answers of the shards that answered.
 pub struct ShardAnswers {
-    /// Their results.
+    /// Results by shard.
     pub results: ResultTexts,
     /// Names of the nodes that answered, by shard.
     pub nodes: BTreeMap<u32, String>,

@@ -26,7 +26,7 @@ use super::written::WrittenEntries;
 const LOAD_RETRY: Duration = Duration::from_secs(1);
 /// Time after the start of this node in which requests wait for the collections.
 const LOAD_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Time between two checks of such a request.
+/// Time between two checks if the collections are known.
 const LOAD_CHECK: Duration = Duration::from_millis(20);
 /// Longest wait of a request for a reading of the collections, if it names an unknown one.
 const NAME_WAIT_MAX: Duration = Duration::from_secs(2);

@@ -56,7 +56,7 @@ enum ChangeKind {
 }
 
 impl ChangeKind {
-    /// Returns the member of a batch that has such a change.
+    /// Returns the member of a batch that has a change of this kind.
     fn name(self) -> &'static str {
         match self {
             ChangeKind::Upsert => "upsert",
@@ -69,7 +69,7 @@ impl ChangeKind {
         }
     }
 
-    /// Parses the body of a request for such a change.
+    /// Parses the body of a request for a change of this kind.
     fn parse(self, body: &[u8]) -> Result<UpdateOperation> {
         Ok(match self {
             ChangeKind::Upsert => UpdateOperation::Upsert(json::parse(body)?),

@@ -48,8 +48,8 @@ pub(super) const PROBE_SHARE_MAX: f64 = 0.25;
 /// Shares of clusters that are tried if no setting of the grid reaches [`DEFAULT_RECALL`]. The rows
 /// have few clusters then, as random ones do, and their neighbours are in many lists.
 const WIDE_SHARES: [f64; 2] = [0.5, 1.0];
-/// Maximum rows that a search scans with such a setting. Without a maximum, a merge could make
-/// searches of a segment of any size four times as slow.
+/// Maximum number of rows that a search scans with a share of [`WIDE_SHARES`]. Without a maximum, a
+/// merge could make searches of a segment of any size four times as slow.
 const WIDE_ROWS_MAX: usize = 1 << 20;
 /// Candidates in these trials, for [`MEASURED_HITS`] hits.
 const WIDE_REFINE: [usize; 2] = [160, 320];

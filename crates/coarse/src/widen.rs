@@ -16,10 +16,11 @@ const NEAREST_PART: usize = 8;
 /// Allowed rows that the nearest lists must be expected to hold before they are judged. Fewer vary
 /// too much by chance.
 const NEAREST_ROWS_MIN: f64 = 16.0;
-/// Factor of the goal for such a query. Its nearest rows are about equally far away and therefore
-/// spread over more lists.
+/// Factor of the goal for a query that is far from the allowed rows. Its nearest rows are about
+/// equally far away and therefore spread over more lists.
 pub(super) const FAR_ROWS: usize = 8;
-/// Minimum goal for such a query: so many rows cost about half a millisecond.
+/// Minimum goal for a query that is far from the allowed rows. So many rows cost about half a
+/// millisecond.
 const FAR_ROWS_MIN: usize = 25_000;
 /// Factor by which more lists are found if the ones found do not suffice.
 const GROWTH: usize = 4;

@@ -60,7 +60,7 @@ pub(crate) struct TorchSession {
     model: Arc<TorchModel>,
 }
 
-/// The same model with a state of its own.
+/// Session of a model for one stream, with a state of its own.
 struct ForkedSession {
     /// Dropped before the model whose parameters it uses.
     module: Mutex<TorchModule>,

@@ -35,7 +35,7 @@ pub fn has_images(named: &NamedCollection) -> bool {
 /// Name and wanted properties of a collection of images.
 #[derive(Clone, Debug)]
 pub struct CollectionSpec {
-    /// Its name, which may be an alias.
+    /// Name of the collection, which may be an alias.
     pub name: String,
     /// Subject of the images; any if `None`.
     pub kind: Option<ImageKind>,

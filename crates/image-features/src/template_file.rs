@@ -78,7 +78,7 @@ pub fn check_kind(kind: ImageKind, bytes: &[u8]) -> Result<()> {
 /// A template that was read.
 pub struct ReadTemplate {
     pub(crate) format: TemplateFormat,
-    /// Its first finger view with minutiae, or its first one if no view has minutiae.
+    /// First finger view with minutiae, or the first view if none has minutiae.
     pub view: TemplateView,
 }
 

@@ -52,8 +52,8 @@ impl WorkerChannels {
         }
     }
 
-    /// Returns a socket after a complete exchange.
-    pub(crate) fn give(&self, channel: UnixStream) {
+    /// Makes a socket free again, after a complete exchange.
+    pub(crate) fn put_back(&self, channel: UnixStream) {
         self.state.lock().idle.push(channel);
         self.returned.notify_one();
     }
@@ -105,7 +105,7 @@ mod tests {
             while !channels.returned.notify_one() {
                 std::thread::yield_now();
             }
-            channels.give(socket);
+            channels.put_back(socket);
             assert!(run.join().unwrap(), "it gets the socket");
             channels.end("it ends".into());
             assert!(reason.join().is_ok());

@@ -82,14 +82,14 @@ impl IsolatedSession {
             Ok(reply) => reply,
             // Nothing was written: the inputs are too large.
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                channels.give(channel);
+                channels.put_back(channel);
                 return Err(Error::invalid(error.to_string()));
             }
             Err(error) => return Err(self.handle_broken_socket(&channels, &error)),
         };
         match decode_outputs(reply) {
             Ok(outcome) => {
-                channels.give(channel);
+                channels.put_back(channel);
                 outcome
             }
             Err(error) => {

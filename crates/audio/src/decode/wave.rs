@@ -12,7 +12,7 @@ const CHUNKS_MAX: usize = 1000;
 /// Placeholders for an unknown length lie near these values. Writers use the largest multiple of
 /// the frame's size below 2 GiB (`arecord` and `sox` to a pipe) or below 4 GiB.
 const MOSTS: [u32; 2] = [0x8000_0000, u32::MAX];
-/// Maximum distance below such a value.
+/// Maximum distance of a placeholder below its value in [`MOSTS`].
 const MOSTS_BELOW: u32 = 0x2000;
 /// Longest length of a file above 4 GiB. Placeholders of writers to a pipe are 0 or above it.
 const LONG_MAX: u64 = i64::MAX as u64;

@@ -25,7 +25,7 @@ const REMEDY: &str =
 pub(super) struct PeerFigures {
     pub(super) version: String,
     pub(super) build_s: f64,
-    /// By case; `unfiltered` too.
+    /// Figures of each case, by its name. `unfiltered` is one of them.
     pub(super) cases: BTreeMap<String, PeerCase>,
 }
 

@@ -80,11 +80,11 @@ struct AttackRates {
 /// Use of further views.
 #[derive(Clone, Debug, Serialize)]
 struct ViewFacts {
-    /// Queries for photographs in the collection that needed them.
+    /// Number of queries for photographs in the collection that needed further views.
     queries: usize,
     /// Queries that found their match by each kind of view.
     matched: BTreeMap<&'static str, usize>,
-    /// Mean number of views of such a query.
+    /// Mean number of views of a query that needed them.
     views_mean: f64,
     /// Median time of the views of a query without any match.
     unmatched_p50_ms: f64,

@@ -21,7 +21,8 @@ use loadgen::{print, println};
 
 /// Part of the requests that is traced.
 const SAMPLED: &str = "0.01";
-/// The same with `--quick`, which sends too few requests to trace one of a hundred.
+/// Part of the requests that is traced with `--quick`, which sends too few to trace one of a
+/// hundred.
 const SAMPLED_QUICK: &str = "1";
 /// Maximum `sampled_cpu_ratio` that the benchmark accepts.
 const CPU_RATIO_MAX: f64 = 1.01;
@@ -36,7 +37,8 @@ struct TracingReport {
     /// Processor time with a collector and no request traced, divided by that without a collector;
     /// median of the rounds.
     off_cpu_ratio: f64,
-    /// The same with 1 % of the requests traced.
+    /// Processor time with a collector and 1 % of the requests traced, divided by that without a
+    /// collector; median of the rounds.
     sampled_cpu_ratio: f64,
     /// Requests a second with 1 % traced, divided by those without a collector.
     sampled_rps_ratio: f64,

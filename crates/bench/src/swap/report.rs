@@ -22,7 +22,7 @@ use loadgen::stats::{LatencySummary, median, ratio};
 const OVER_CONTROL_MAX: f64 = 1.25;
 /// Maximum load time of a change of a tenth, over the load time of a whole version.
 const DELTA_LOAD_MAX: f64 = 0.2;
-/// Maximum resident memory of such changes, over that of one version.
+/// Maximum resident memory of a change of a tenth, over that of one version.
 const DELTA_RSS_MAX: f64 = 1.15;
 /// Maximum of the pool loader's page faults as a share of the heap's.
 const POOL_FAULTS_SHARE_MAX: f64 = 0.01;

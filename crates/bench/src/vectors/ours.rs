@@ -23,7 +23,7 @@ const PROBES: [usize; 13] = [4, 8, 12, 16, 24, 32, 40, 52, 64, 80, 96, 128, 192]
 const RECALL_ENOUGH: f64 = 0.9965;
 /// Time of a setting in a pass. It covers all queries at least once.
 const TIME: Duration = Duration::from_millis(150);
-/// The same for the generated set, whose figures mean nothing.
+/// Time of a setting in a pass over the generated set, whose figures mean nothing.
 const TIME_MADE: Duration = Duration::from_millis(20);
 
 /// The index and its figures.

@@ -56,9 +56,9 @@ const STORE_WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// Reason why a job ends before its last page.
 enum JobStop {
-    /// A client has cancelled it.
+    /// A client has cancelled the job.
     Cancelled,
-    /// Another root continues it, or has cancelled it.
+    /// Another root continues the job, or has cancelled it.
     Lost,
     Failed(Error),
 }

@@ -23,7 +23,8 @@ pub(super) const EXACT_ERRORS: f32 = 2.1;
 /// Squared sine of the angle between a residual and its signs: 1 - 2 / pi for normally distributed
 /// values.
 const SIGN_SINE_SQUARED: f32 = 0.363;
-/// The same for its sixteen levels (J. Max, "Quantizing for minimum distortion", 1960).
+/// Squared sine of the angle between a residual and its sixteen levels (J. Max, "Quantizing for
+/// minimum distortion", 1960).
 const LEVEL_SINE_SQUARED: f32 = 0.0115;
 
 /// Rotated query.

@@ -27,8 +27,8 @@ pub(super) struct IdentifyReport {
     gallery: usize,
     /// Share of queries whose finger came first.
     rank1: f64,
-    /// The same if every print is compared, for `exhaustive_queries` queries; `None` if there is no
-    /// such query.
+    /// Share of `exhaustive_queries` queries whose finger comes first if every print is compared.
+    /// `None` without such queries.
     exhaustive_rank1: Option<f64>,
     /// Share of these that the index and the matcher together put first.
     rank1_same_queries: Option<f64>,

@@ -107,11 +107,11 @@ impl ShardFollower {
 
 /// The local collection of a shard before it is opened.
 enum PresentCopy {
-    /// There is none.
+    /// There is no local collection.
     Absent,
-    /// The log has the entries after it.
+    /// The log has the entries that follow the collection.
     Follows(Arc<NamedCollection>),
-    /// It cannot be opened, has no position, or is below the floor of the log.
+    /// The collection cannot be opened, has no position, or is below the floor of the log.
     Unusable {
         /// Next entry of the log after it.
         applied: EntryNumber,

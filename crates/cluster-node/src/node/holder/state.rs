@@ -88,7 +88,8 @@ impl HolderState {
         Err(Error::unavailable(message).with_retry_after(PAUSE_MIN))
     }
 
-    /// Serves no more reads until the end of the log is reached again.
+    /// Drops the local collection, which is then opened again. No read is served until the end of
+    /// the log is reached again.
     pub(super) fn reopen(&self) {
         // Under this lock, because `decide_stalled` serves a copy only while it is followed.
         let mut followed = self.followed.lock();
