@@ -98,6 +98,7 @@ async fn recognise(
     }
 }
 
+/// Starts the recognition, and returns the response whose body has its results.
 async fn answered(
     state: &AudioState,
     name: &str,

@@ -38,6 +38,7 @@ impl ServedModel {
         ServedModel { scheduler, servable, streams: false, stop, account: CpuAccount::current() }
     }
 
+    /// Returns the job of a run, and the receiver of its outputs.
     fn job(&self, inputs: Vec<NamedTensor>) -> (Job, PendingRun) {
         let (sender, pending) = bounded(1);
         // The channel has room for one message; a dropped receiver does not want it.

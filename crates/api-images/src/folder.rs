@@ -55,6 +55,7 @@ impl Folder {
         Ok(folder)
     }
 
+    /// Lists `directory`, whose entries are visited next, in the order of their names.
     fn enter(&mut self, directory: &Path, entries_max: usize) -> Result<()> {
         let wrong = |error: std::io::Error| {
             Error::invalid(directory.display().to_string()).caused_by(error)
@@ -90,6 +91,7 @@ impl Folder {
         None
     }
 
+    /// Enters a directory, or reads a file.
     fn visit(&mut self, path: &Path) -> SourceEntry {
         let name = self.name(path);
         if path.is_dir() {

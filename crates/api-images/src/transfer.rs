@@ -186,6 +186,7 @@ impl FeatureWrite<'_> {
         self.write(&target, &points)
     }
 
+    /// Writes checked points. Returns `None` if the write would have to wait and may not.
     fn write(
         &self,
         target: &ImageCollection,

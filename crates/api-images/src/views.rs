@@ -163,6 +163,8 @@ impl ViewSearch<'_> {
         found
     }
 
+    /// Searches for the views of one step after the other, until a step has an accepted hit or the
+    /// time is up.
     async fn steps(
         &self,
         file: Bytes,

@@ -156,6 +156,7 @@ impl FromRequest<Arc<CollectionsState>> for RestCall {
     }
 }
 
+/// Builds the context of a request from its path, its parameters and its key.
 fn context(
     state: &CollectionsState,
     path: &RawPathParams,

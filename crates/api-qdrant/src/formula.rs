@@ -251,6 +251,7 @@ impl Formula {
         Ok(product)
     }
 
+    /// Returns a quotient. A divisor of 0 gives `by_zero_default`, or is an error without it.
     fn quotient(
         &self,
         left: &Expression,

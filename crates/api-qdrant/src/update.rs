@@ -306,6 +306,7 @@ fn apply(named: &NamedCollection, operation: UpdateOperation, absent: AbsentPoin
     }
 }
 
+/// Writes points, unless the collection has images.
 fn write(
     named: &NamedCollection,
     context: &CallContext,
@@ -383,6 +384,7 @@ fn prepared(named: &NamedCollection, filter: Option<Filter>) -> Result<Option<Fi
     prepared.map_err(|error| error.context("update_filter"))
 }
 
+/// Writes points that meet the condition of the request.
 fn add(named: &NamedCollection, mut request: json::UpsertRequest) -> Result<()> {
     let settings = named.settings();
     let mut condition = request.take_condition();

@@ -116,6 +116,7 @@ pub async fn remove_unused(
     remove(context, collection, grace, KeptLists::Unread, |_, _| Vec::new()).await
 }
 
+/// Removes the backups that `expired` chooses, under a mark that other removals see.
 async fn remove(
     context: &BackupContext<'_>,
     collection: &str,

@@ -405,6 +405,7 @@ fn redirected(response: &ureq::http::Response<ureq::Body>) -> CommandError {
     )
 }
 
+/// Returns the error for a status that is not a success, with a hint for a missing key.
 fn refusal(status: u16, body: &[u8]) -> CommandError {
     let mut text = error_text(body);
     if text.trim().is_empty() {

@@ -174,6 +174,7 @@ impl Rounds<'_> {
         check_coverage(coverage, min, failure).inspect_err(|_| self.context.state.count("refused"))
     }
 
+    /// Returns the request of a round that compares keypoints.
     fn rank(&self) -> RankRequest {
         RankRequest {
             record: self.query.record.clone(),

@@ -205,6 +205,7 @@ impl WriterDriver {
         }
     }
 
+    /// Reports the outcome of a create to the writer.
     fn created(&mut self, request: RequestId, outcome: CreateOutcome) {
         match outcome {
             CreateOutcome::Created => {
@@ -317,6 +318,8 @@ impl WriterDriver {
         });
     }
 
+    /// Reads an entry in a task, which repeats a read that fails. Entries of a replay are returned
+    /// at once if they were read ahead.
     fn read(&mut self, request: RequestId, number: EntryNumber) -> Option<WriterEvent<Batch>> {
         if self.writer.state() == WriterState::Reading {
             return self.replay(request, number);
@@ -354,6 +357,7 @@ impl WriterDriver {
         None
     }
 
+    /// Creates an entry in a task.
     fn create(&mut self, request: RequestId, number: EntryNumber, entry: LogEntry<Batch>) {
         if matches!(entry.body, EntryBody::Fence) {
             self.next = number.plus(1);

@@ -126,6 +126,7 @@ pub(super) fn stored_bytes(id: PointId, payload: &Map<String, Value>) -> Result<
     Ok(own.len() + if id.is_in_payload() { UUID_BYTES } else { 0 })
 }
 
+/// Checks a request that writes points.
 fn upsert(
     mut request: UpsertRequest,
     settings: &CollectionSettings,

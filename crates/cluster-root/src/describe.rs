@@ -72,6 +72,7 @@ async fn payload_schema(
     DescribedIndexes { fields, error }
 }
 
+/// Returns the description of a collection, as Qdrant's interface has it.
 fn description(
     record: &CollectionRecord,
     view: &ClusterView,

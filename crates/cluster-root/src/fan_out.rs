@@ -162,6 +162,7 @@ impl<'a> ReadRun<'a> {
         Ok(true)
     }
 
+    /// Sends requests to nodes, each in a task of its own.
     fn send(&mut self, calls: Vec<NodeCall>) -> Result<()> {
         for call in calls {
             let Some(info) = self.view.nodes.get(&call.node) else {
@@ -182,6 +183,7 @@ impl<'a> ReadRun<'a> {
         Ok(())
     }
 
+    /// Returns the body of a request to a node for `shards`.
     fn body(&self, shards: &[u32]) -> Result<Bytes> {
         let record = &self.read.record;
         let at_least =
@@ -273,6 +275,7 @@ impl<'a> ReadRun<'a> {
         Ok(taken.calls)
     }
 
+    /// Returns the results of the shards that answered, and the first failure.
     fn finish(self) -> ShardAnswers {
         let outcomes = self
             .fan_out

@@ -29,6 +29,8 @@ pub(super) async fn offsets(context: RootContext, body: Bytes) -> Result<RootAns
     answer(context, body, SampleMatrix::offsets).await
 }
 
+/// Draws a sample, and compares its points with each other. `present` chooses the form of the
+/// result.
 async fn answer<T: Serialize + 'static>(
     context: RootContext,
     body: Bytes,

@@ -115,6 +115,8 @@ fn changed(now: &ClusterView, request: &PlanRequest) -> Result<ClusterView> {
     Ok(then)
 }
 
+/// Returns the plan of each node: the number of shards that it serves now, and of shards that it
+/// would hold and restore then.
 fn plans(now: &ClusterView, then: &ClusterView) -> BTreeMap<String, NodePlan> {
     let names: BTreeSet<&String> = now.nodes.keys().chain(then.nodes.keys()).collect();
     let mut plans: BTreeMap<String, NodePlan> =

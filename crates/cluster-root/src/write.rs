@@ -575,6 +575,7 @@ impl ShardWrite {
         })
     }
 
+    /// Sends operations to a node that may own the shard.
     async fn send(
         &self,
         address: &str,

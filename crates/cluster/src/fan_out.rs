@@ -333,6 +333,7 @@ impl<T, E: Clone> ReadFanOut<T, E> {
         calls
     }
 
+    /// Returns a request for `shards` to `node`, with its timers.
     fn start(
         &mut self,
         node: String,

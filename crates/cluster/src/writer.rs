@@ -215,6 +215,8 @@ impl<B: Clone> LogWriter<B> {
         self.request
     }
 
+    /// Begins to read the log as the new owner. `covered` is the largest epoch of the entries
+    /// before `from`.
     fn granted(
         &mut self,
         epoch: Epoch,
@@ -330,6 +332,7 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
+    /// Passes the entry that a read has found to the state that waits for it.
     fn found(
         &mut self,
         request: RequestId,

@@ -234,6 +234,7 @@ impl FlatIndex {
         (TILE_BYTES / row).max(1)
     }
 
+    /// Scales and quantises the queries, and empties their lists of `kept` hits.
     fn prepare(&self, queries: &[f32], kept: usize, work: &mut FlatScratch) {
         let count = queries.len() / self.dims;
         work.queries.clear();

@@ -99,6 +99,7 @@ struct RabitqScratch {
 }
 
 impl Rabitq {
+    /// Builds the index from its parts, without a measured recall.
     fn assemble(
         build: &StreamedBuild<'_>,
         mean: Vec<f32>,
@@ -132,6 +133,7 @@ impl Rabitq {
         self.starts.len() - 1
     }
 
+    /// Rotates and scales a query. For inner products, the scale depends on the nearest centre.
     fn prepare(&self, query: &[f32], params: ScanParams, work: &mut RabitqScratch) {
         work.query.error_factor = if params.wants_all() { EXACT_ERRORS } else { 1.0 };
         let Some(lengths) = &self.dot_scale else {

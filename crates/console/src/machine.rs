@@ -112,7 +112,7 @@ impl MachineWatch {
         MachineWatch { parts, requests, registry, directories, gpu, last }
     }
 
-    /// Returns the figures of now.
+    /// Returns the figures at `now`.
     pub(crate) fn read(&self, now: Instant) -> Machine {
         let parts = &self.parts;
         let scheduler = parts.scheduler.snapshot();

@@ -66,6 +66,7 @@ pub(crate) fn of(status: &ModelStatus, minute: &TrafficRecord) -> ModelTrouble {
     ModelTrouble { state, level, text }
 }
 
+/// Returns the state of a model as the page shows it.
 fn state(status: &ModelStatus) -> ModelState {
     let loading = |state| {
         matches!(

@@ -135,6 +135,7 @@ impl ServerWatch {
         }
     }
 
+    /// Adds an event for each collection whose writes were refused because its disk is full.
     fn disks(&mut self) {
         let Some(registry) = (self.registry)() else { return };
         // Counters of collections that are no longer listed are dropped.

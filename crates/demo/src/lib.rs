@@ -223,6 +223,7 @@ fn fault_lines(seen: &LiveCounts) -> String {
     text
 }
 
+/// Checks that no request failed, and that the server has swapped all versions.
 fn verdict(seen: &LiveCounts, swapped: u64) -> Result<()> {
     if seen.faults.failed + seen.faults.wrong > 0 {
         return Err(Error::internal(
@@ -415,6 +416,7 @@ struct TrafficStage<'a> {
 }
 
 impl TrafficStage<'_> {
+    /// Runs the traffic until it is interrupted or its time is up. Returns the counts.
     fn play(&self, traffic: &Arc<Traffic>) -> Result<LiveCounts> {
         let endpoint = self.server.grpc();
         let (template, bodies) = traffic.encode(&endpoint, MODEL)?;
@@ -446,6 +448,8 @@ impl TrafficStage<'_> {
         self.args.swap_every.min(short).max(TICK)
     }
 
+    /// Shows the traffic until it has ended, and swaps the model at each interval. Returns the
+    /// counts, and the start of each swap since the begin of the traffic.
     fn watch(
         &self,
         plan: &DrivePlan,
@@ -456,7 +460,7 @@ impl TrafficStage<'_> {
         let mut seen = LiveCounts::default();
         let mut screen = Screen::new();
         let mut starts: Vec<Duration> = Vec::new();
-        let mut last_look = plan.start;
+        let mut last_shown = plan.start;
         while !ended() && !process::interrupted() && plan.start.elapsed() < limit {
             std::thread::sleep(TICK);
             let elapsed = plan.start.elapsed();
@@ -467,8 +471,8 @@ impl TrafficStage<'_> {
                 cache::publish_link(self.contents.of(version), &self.model_dir, version)?;
                 cache::prune(&self.model_dir, version, VERSIONS_KEPT)?;
             }
-            seen.add(log.take(), &starts, self.window(), last_look.elapsed());
-            last_look = Instant::now();
+            seen.add(log.take(), &starts, self.window(), last_shown.elapsed());
+            last_shown = Instant::now();
             seen.swaps = starts.len() as u64;
             screen.show(&seen, &placements(&self.server.metrics()?), elapsed);
         }

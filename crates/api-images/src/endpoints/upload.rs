@@ -83,6 +83,8 @@ struct PutRequest {
 }
 
 impl PutRequest {
+    /// Adds the images of the request. Its media type decides if it is an archive, a folder or one
+    /// file.
     async fn answered(
         self,
         state: &Arc<ImagesState>,
@@ -113,6 +115,7 @@ impl PutRequest {
         }
     }
 
+    /// Adds the file in the body.
     async fn image(
         self,
         state: &Arc<ImagesState>,

@@ -287,6 +287,7 @@ fn records(
     Ok(answer)
 }
 
+/// Compares the keypoints of each probe with those of its candidates.
 fn verified(
     named: &NamedCollection,
     request: VerifyRequest,

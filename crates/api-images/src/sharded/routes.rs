@@ -193,6 +193,7 @@ fn plan(
     Ok(SearchPlan { k, most, cut, threshold, explain, clause, source, deadline })
 }
 
+/// Checks the candidates that a root has chosen, and returns them.
 fn chosen(candidates: &CoarseCandidates) -> Result<Arc<[ChosenPoint]>> {
     let CoarseCandidates { ids, coarse } = candidates;
     if ids.len() != coarse.len() {

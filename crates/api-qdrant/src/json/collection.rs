@@ -212,6 +212,7 @@ fn memory_kind(field: &str, memory: Option<Value>) -> Result<Option<Value>> {
     }
 }
 
+/// Returns the settings of a collection with the vector `vector_name`.
 fn settings(vector_name: String, params: &VectorParams) -> Result<CollectionSettings> {
     if params.multivector_config.as_ref().is_some_and(|config| !config.is_null()) {
         return Err(Error::unimplemented(unsupported("multivector_config")));

@@ -190,6 +190,7 @@ impl ExpressionReader {
         })
     }
 
+    /// Reads the members of a decay function.
     fn decay(&mut self, curve: DecayCurve, value: &Value) -> Parsed<Expression> {
         let members = FormulaMembers::new(value, &["x", "target", "scale", "midpoint"])?;
         let x = in_member("x", self.expression(members.needed("x")?))?;

@@ -90,6 +90,7 @@ impl PayloadPaths {
         Ok(root)
     }
 
+    /// Adds a path to the tree. An index of a list selects the whole list.
     fn add(&mut self, path: &str) {
         let mut at = self;
         let mut next = Some(path);

@@ -85,6 +85,7 @@ fn unnamed(name: &str) -> Error {
     ))
 }
 
+/// Returns the vector `name`, if it is the only one.
 fn only<T>(vectors: Vec<(String, T)>, name: &str) -> Result<T> {
     let mut found = None;
     for (other, values) in vectors {

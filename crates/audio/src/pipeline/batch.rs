@@ -165,6 +165,7 @@ fn layout(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<(usi
     (classes > 0 && long <= 1).then_some((elements.checked_div(classes)?, classes))
 }
 
+/// Turns the outputs of the model into probabilities. `classes` is the number of values of a frame.
 fn activate(values: &mut [f32], classes: usize, activation: Activation) {
     match activation {
         Activation::None => {}

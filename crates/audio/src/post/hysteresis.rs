@@ -90,6 +90,7 @@ impl Detector {
         now && !before
     }
 
+    /// Adds a frame to the open span, opens one, or closes it.
     fn step(
         &mut self,
         at: f64,

@@ -174,6 +174,7 @@ struct FileProgress {
 }
 
 impl FileProgress {
+    /// Shows an event, and counts labels and faults.
     fn see(&mut self, event: &PipelineEvent) {
         match event {
             PipelineEvent::Opened(format) => self.bar.show(0.0, format.seconds),

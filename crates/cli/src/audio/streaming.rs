@@ -125,6 +125,7 @@ impl StreamingClient {
         Err(self.lost(&last))
     }
 
+    /// Returns the head of the HTTP request. `hint` is the file extension of the recording.
     fn head(&self, hint: Option<&str>) -> String {
         // The server accepts a file extension as well as a MIME type of audio.
         let kind = match hint {
@@ -145,6 +146,7 @@ impl StreamingClient {
         )
     }
 
+    /// Reads the response, and passes its events to `sink`. Returns its summary.
     fn answer(
         &self,
         mut reader: impl BufRead,

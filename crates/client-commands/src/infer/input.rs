@@ -132,6 +132,7 @@ fn not_json(spec: &InputSpec, text: &str) -> CommandError {
     ))
 }
 
+/// Returns zeros of the smallest shape that the input takes.
 fn zeros(spec: &InputSpec) -> CommandResult<Tensor> {
     let shape = spec.smallest();
     let elements = shape.iter().copied().try_fold(1usize, usize::checked_mul);

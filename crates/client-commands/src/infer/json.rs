@@ -53,6 +53,7 @@ fn shape(value: &Value) -> CommandResult<Vec<usize>> {
     Ok(shape)
 }
 
+/// Appends the elements of nested lists to `leaves`. Each list must have its length in `shape`.
 fn collect<'a>(value: &'a Value, shape: &[usize], leaves: &mut Vec<&'a Value>) -> CommandResult {
     match (value, shape) {
         (Value::Array(list), [size, inner @ ..]) if list.len() == *size => {
@@ -68,6 +69,7 @@ fn collect<'a>(value: &'a Value, shape: &[usize], leaves: &mut Vec<&'a Value>) -
     }
 }
 
+/// Appends the elements of nested lists of any length to `leaves`.
 fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> CommandResult {
     match value {
         Value::Array(_) if depth == 0 => {

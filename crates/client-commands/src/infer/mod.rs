@@ -96,6 +96,7 @@ pub fn run(args: &InferArgs) -> CommandResult {
     print(&text)
 }
 
+/// Builds the request from a whole request file, or from the inputs of the arguments.
 fn request(
     args: &InferArgs,
     client: &ServerClient,

@@ -113,6 +113,7 @@ impl GroupLines {
         }
     }
 
+    /// Writes the groups of all pairs of a job, in batches.
     async fn write(&self, step: JobStep) -> Result<()> {
         let mut pairs = step.pending;
         for part in &step.parts {

@@ -187,6 +187,8 @@ impl ClusterBackups {
         of_each_shard(record, ids_of).await
     }
 
+    /// Copies a shard into a backup: its newest snapshot, and the entries of its log from there to
+    /// the end of `moment`.
     pub(super) async fn back_up_shard(
         &self,
         shard: &ShardOfSet<'_>,

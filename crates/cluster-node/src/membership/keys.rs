@@ -117,6 +117,7 @@ impl ClusterSnapshot {
         snapshot
     }
 
+    /// Adds an entry of etcd to the reading. Returns `None` for an entry of another form.
     fn add(&mut self, keys: &ClusterKeys, entry: &EtcdEntry) -> Option<()> {
         let rest = entry.key.strip_prefix(&keys.prefix)?;
         if let Some(name) = rest.strip_prefix("nodes/") {

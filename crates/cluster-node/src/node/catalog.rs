@@ -510,6 +510,7 @@ impl StoreCatalog {
         Ok(found)
     }
 
+    /// Reads the record of a collection. Returns `None` if it was removed.
     async fn record(&self, key: &Key) -> Result<Option<CollectionRecord>> {
         let bytes = self.objects.read(key, RECORD_BYTES_MAX).await?;
         let record = bytes.map(|bytes| decode_record(&bytes)).transpose();

@@ -306,6 +306,7 @@ impl OwnedShards {
         refused.contains_key(key)
     }
 
+    /// Starts the writer of a shard, and a task that ends the ownership with it.
     fn start(&self, key: ShardKey, epoch: Epoch) {
         if self.leaving.load(Ordering::Acquire) {
             // The ownership ends with the lease.

@@ -21,6 +21,8 @@ const TRAINED_PER_CLUSTER: usize = 48;
 /// Number of rows per chunk of a thread.
 const ROWS_A_CHUNK: usize = 256;
 
+/// Builds the index: trains the centres on a sample, assigns the rows, encodes them, and measures
+/// the recall.
 pub(crate) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Result<BuiltIndex> {
     check_dims(build.dims)?;
     let mean = profile.mean.clone();
@@ -122,6 +124,7 @@ struct ListRows<'a> {
 }
 
 impl ListRows<'_> {
+    /// Appends the codes of the rows of one cluster to `codes`.
     fn encode(&self, mean: &[f32], metric: Metric, codes: &mut RabitqCodes) {
         let padded = self.centre.len();
         let points = self.points.chunks_exact(padded);

@@ -125,6 +125,8 @@ struct Products {
     code_centre: f32,
 }
 
+/// Returns the factors that turn the product of a row's code and a query into a cost, and the error
+/// of that cost.
 fn factors(row: &CodeRow, metric: Metric, products: Products) -> Factors {
     let square = float::dot(row.residual, row.residual);
     let stretch = square / products.code_residual;

@@ -72,6 +72,7 @@ impl EndProbe {
         Some(reached.end_read)
     }
 
+    /// Records the outcome of a probe, and sets the pause before the next one.
     fn record(&mut self, shard: &ShardKey, ended: Result<Result<Option<ProbedEnd>>, JoinError>) {
         let outcome = ended.unwrap_or_else(|error| {
             Err(Error::internal("the search for the log's end ended early").caused_by(error))

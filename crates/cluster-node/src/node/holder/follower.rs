@@ -70,6 +70,7 @@ pub(super) struct FollowProgress {
 }
 
 impl ShardFollower {
+    /// Follows the log until the task is aborted. After an error, opens the local collection again.
     pub(super) async fn run(mut self) {
         let mut pauses = ReopenPauses::new();
         loop {
