@@ -132,7 +132,7 @@ fn fragments_are_checked_before_a_reader_sees_them() {
         part(b"tfhd", &[0, 1]),
     ] {
         let mut fragments = FragmentTables::default();
-        fragments.admit(&good, good.len() as u64).unwrap();
+        fragments.check_moof(&good, good.len() as u64).unwrap();
     }
     for (bad, in_file) in [
         (fragment_of(u32::MAX, 2), true),
@@ -172,9 +172,9 @@ fn fragments_are_bounded_together() {
     let mut fragments = FragmentTables::default();
     let moof = made(b"moof", &made(b"free", &vec![0; MOOF_MAX as usize - 16]));
     for _ in 0..MOOFS_MAX / MOOF_MAX {
-        fragments.admit(&moof, MOOF_MAX).unwrap();
+        fragments.check_moof(&moof, MOOF_MAX).unwrap();
     }
-    assert!(fragments.admit(&moof, MOOF_MAX).is_err());
+    assert!(fragments.check_moof(&moof, MOOF_MAX).is_err());
 }
 
 #[test]
