@@ -81,12 +81,12 @@ impl CollectionFields<'_> {
                     *is_present = name.as_str() == self.vector_name;
                 }
                 Condition::Match { key, matching } => {
-                    let field =
-                        self.schema.and_then(|schema| schema.get(&format!("{prefix}{key}")));
-                    if let Some(field) = field {
-                        prepare_match(field, matching)
-                            .map_err(|error| error.context(format_args!("{key}")))?;
-                    }
+                    let path = format!("{prefix}{key}");
+                    let Some(field) = self.schema.and_then(|schema| schema.get(&path)) else {
+                        continue;
+                    };
+                    prepare_match(field, matching)
+                        .map_err(|error| error.context(format_args!("{key}")))?;
                 }
                 _ => {}
             }

@@ -195,22 +195,23 @@ impl Mp4Watch {
     /// # Errors
     /// `DataLoss` for impossible lengths.
     pub(super) fn check_next(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
-        if place == self.next {
-            match AtomHeader::parse(bytes.peek(16)) {
-                // A reader uses the last table of contents, and only the first was checked.
-                Some(atom) if &atom.name == b"moov" => return Err(impossible_lengths()),
-                Some(AtomHeader { name, length, .. }) => {
-                    match &name {
-                        b"moof" => self
-                            .fragments
-                            .check_moof(bytes.peek(MOOF_MAX.min(length) as usize), length)?,
-                        _ => check_other_atom(bytes, place, name, length)?,
-                    }
-                    self.next = place.saturating_add(length);
+        if place != self.next {
+            return Ok(self.next.saturating_sub(place));
+        }
+        match AtomHeader::parse(bytes.peek(16)) {
+            // A reader uses the last table of contents, and only the first was checked.
+            Some(atom) if &atom.name == b"moov" => return Err(impossible_lengths()),
+            Some(AtomHeader { name, length, .. }) => {
+                if &name == b"moof" {
+                    let moof = bytes.peek(MOOF_MAX.min(length) as usize);
+                    self.fragments.check_moof(moof, length)?;
+                } else {
+                    check_other_atom(bytes, place, name, length)?;
                 }
-                // The reader treats this as the end, or finds the error itself.
-                None => self.next = u64::MAX,
+                self.next = place.saturating_add(length);
             }
+            // The reader treats this as the end, or finds the error itself.
+            None => self.next = u64::MAX,
         }
         Ok(self.next.saturating_sub(place))
     }
