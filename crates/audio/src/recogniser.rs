@@ -19,7 +19,7 @@ use file::RecogniserFile;
 
 /// Lowest rate of a recogniser, in samples per second.
 const RATE_MIN: u32 = 1_000;
-/// Highest rate.
+/// Maximum rate of a recogniser, in samples per second.
 const RATE_MAX: u32 = 384_000;
 /// Maximum windows of one run.
 const BATCH_MAX: usize = 4096;

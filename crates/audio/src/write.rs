@@ -308,7 +308,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// Replaces spaces, for a field that spaces delimit.
+/// Returns `text` without spaces, for a field that spaces delimit.
 fn field(text: &str) -> String {
     let blank = |letter: char| letter.is_whitespace() || letter.is_control();
     if text.is_empty() {

@@ -77,9 +77,9 @@ struct GpuReport {
     clustered_recall: f64,
     settings: Vec<SettingReport>,
     concurrent: Vec<ConcurrentReport>,
-    /// Queries whose hits differ between the GPU and the processor.
+    /// Number of queries whose hits differ between the GPU and the processor.
     different: u64,
-    /// Rankings that the GPU could not do.
+    /// Number of rankings that the GPU could not do.
     fallbacks: u64,
     #[serde(flatten)]
     context: RunContext,

@@ -378,7 +378,7 @@ impl ClusterImages {
         let BulkUpload { path, query, .. } = &self.upload;
         let name: String = form_urlencoded::byte_serialize(image.name.as_bytes()).collect();
         let path = format!("{path}?name={name}&{query}");
-        let answer = pass_on::image(context, node, &path, image.bytes.clone()).await?;
+        let answer = pass_on::send_image(context, node, &path, image.bytes.clone()).await?;
         reply_of(&answer, node)
     }
 }

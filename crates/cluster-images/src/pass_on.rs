@@ -88,7 +88,7 @@ fn passed_headers(context: &RootContext) -> HeaderMap {
 ///
 /// # Errors
 /// `Unavailable` if the node cannot be reached, leaves the cluster or does not answer in time.
-pub(super) async fn image(
+pub(super) async fn send_image(
     context: &RootContext,
     node: &str,
     path: &str,

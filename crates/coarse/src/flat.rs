@@ -89,7 +89,7 @@ struct RowBounds {
     reach: Vec<f32>,
     /// Largest scale of a row of bytes.
     scale: f32,
-    /// Largest squared length.
+    /// Largest squared length of a row.
     square: f32,
 }
 

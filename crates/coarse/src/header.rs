@@ -95,7 +95,7 @@ const VERSION_RELATIVE: u32 = 2;
 const FIXED_BYTES: usize = 24;
 /// Bytes of one measured point.
 const POINT_BYTES: usize = 16;
-/// Maximum measured points.
+/// Maximum number of measured points.
 const POINTS_MAX: usize = 64;
 
 /// Description of an index.

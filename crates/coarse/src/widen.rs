@@ -28,7 +28,7 @@ const GROWTH: usize = 4;
 /// Goal of a search with a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FilteredProbes {
-    /// Allowed rows to compare.
+    /// Number of allowed rows to compare.
     pub(super) rows: usize,
     /// Number of lists that hold so many if the filter is not correlated with the vectors.
     pub(super) lists: usize,

@@ -22,7 +22,7 @@ pub(crate) const DETAILS_MAX: usize = 2;
 #[derive(Deserialize)]
 pub(crate) struct DetailQuery {
     name: String,
-    /// Length of the history.
+    /// Length of the history, in seconds.
     seconds: u64,
 }
 

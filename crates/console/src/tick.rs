@@ -67,7 +67,7 @@ struct Spark {
 /// State of the server at one time.
 #[derive(Serialize)]
 struct Now {
-    /// Seconds since the start.
+    /// Time since the start of the server, in seconds.
     at: f64,
     /// True if every model that should serve does, and the server is not stopping.
     ready: bool,

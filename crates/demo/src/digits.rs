@@ -13,7 +13,7 @@ pub(super) const MODEL: &str = "digits";
 static ONNX: &[u8] = include_bytes!("digits/model.onnx");
 /// Held-out images: the pixels of each, and its label.
 static HELD_OUT: &[u8] = include_bytes!("digits/held_out.bin");
-/// Width of an image.
+/// Width and height of an image, in pixels.
 const SIDE: usize = 8;
 const PIXELS: usize = SIDE * SIDE;
 const RECORD: usize = PIXELS + 1;

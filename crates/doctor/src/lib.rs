@@ -23,7 +23,7 @@ use gpu::GpuOptions;
 use serde_json::json;
 pub use system::CONNECTIONS_MAX;
 
-/// Line width of explanations.
+/// Maximum number of characters of a line of an explanation.
 const LINE_CHARS_MAX: usize = 88;
 /// Width of the column of names.
 const NAME_CHARS: usize = 14;

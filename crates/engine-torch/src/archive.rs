@@ -18,7 +18,7 @@ use memory::PacedReader;
 use zip::result::ZipError;
 use zip::{CompressionMethod, ZipArchive};
 
-/// Alignment of LibTorch's tensors.
+/// Alignment of LibTorch's tensors, in bytes.
 const ALIGNMENT: u64 = 64;
 /// Bytes for LibTorch's other allocations while it loads.
 const SLACK_BYTES: u64 = 64 << 10;

@@ -143,6 +143,7 @@ impl TorchModel {
         }
     }
 
+    /// Runs `module` once. Returns its results, and the inputs, whose memory results may share.
     fn answer_of(
         &self,
         module: &TorchModule,

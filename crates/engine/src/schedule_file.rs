@@ -46,7 +46,7 @@ pub struct ScheduleFile {
     /// True to merge requests although sizes of outputs depend on values of the inputs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_dependent_shapes: Option<bool>,
-    /// Maximum queued requests.
+    /// Maximum number of queued requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<usize>,
     /// Deadline of a request that has none.

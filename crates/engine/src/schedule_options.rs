@@ -10,7 +10,7 @@ use crate::NamedSignature;
 
 /// Maximum items of a merged batch.
 pub const BATCH_MAX: usize = 4096;
-/// Maximum priority levels.
+/// Maximum number of priority levels.
 pub const PRIORITY_LEVELS_MAX: usize = 16;
 /// Maximum linger. Users do not wait longer for a response.
 pub const QUEUE_DELAY_MAX: Duration = Duration::from_secs(10);

@@ -127,6 +127,7 @@ pub fn without_original(mut payload: Map<String, Value>) -> Map<String, Value> {
     payload
 }
 
+/// Checks the points of an operation, and writes them.
 fn put_features(
     named: &NamedCollection,
     expected: &ExpectedFeatures,
@@ -140,6 +141,7 @@ fn put_features(
     upsert(named, &points, &before)
 }
 
+/// Checks the images of an operation, and writes their points.
 fn put_images(
     named: &NamedCollection,
     expected: &ExpectedFeatures,

@@ -109,7 +109,7 @@ pub struct ImageFacts {
     pub width: u32,
     /// Height in pixels; that of a template's graph.
     pub height: u32,
-    /// Length of the file.
+    /// Length of the file, in bytes.
     pub bytes: usize,
     /// Number of keypoints.
     pub keypoints: usize,

@@ -17,7 +17,7 @@ use schedule::{Completion, Scheduler};
 
 use crate::request::{InferenceRequest, tensor_bytes};
 
-/// Most copies that wait.
+/// Maximum number of copies that wait.
 const COPIES_MAX: usize = 32;
 /// Most bytes of tensors in copies that wait.
 const COPIES_BYTES_MAX: u64 = 64 << 20;

@@ -178,7 +178,7 @@ enum OggPart {
     Page(usize),
     /// So many bytes that begin no page.
     Junk(usize),
-    /// So many bytes at the beginning of a page that is not whole.
+    /// A page that is not whole. Has the number of its bytes that are there.
     Damaged(usize),
     /// No byte.
     End,

@@ -34,7 +34,7 @@ pub(super) struct Packets {
     reader: Box<dyn FormatReader>,
     track: u32,
     codec: PacketDecoder,
-    /// Ticks a second.
+    /// Ticks of the clock of the track per second.
     ticks: f64,
     /// Time of the first packet, if the recording may begin at any time.
     first: Option<u64>,

@@ -8,7 +8,7 @@ use signal::spectrum::{Pad, SpectrumSettings};
 const FFT_MAX: usize = 1 << 16;
 /// Maximum samples from one row to the next.
 const HOP_MAX: usize = 1 << 20;
-/// Maximum mel bands.
+/// Maximum number of mel bands.
 const MELS_MAX: usize = 1024;
 
 /// Kind of features and their settings.
@@ -53,7 +53,7 @@ pub struct MelSettings {
     pub window: usize,
     /// Number of samples from one row to the next.
     pub hop: usize,
-    /// Mel bands.
+    /// Number of mel bands.
     pub mels: usize,
     /// Lower end of the lowest band in Hz.
     pub fmin: f64,
@@ -113,7 +113,7 @@ pub enum LogScale {
 pub struct LogSettings {
     /// Kind of logarithm.
     pub log: LogScale,
-    /// Minimum of its argument.
+    /// Minimum of the argument of the logarithm.
     pub floor: f64,
     /// Number added before.
     pub offset: f64,

@@ -15,7 +15,7 @@ const FULL_RUN_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Outcome of one run: its windows that count.
 pub(super) struct RunOutcome {
-    /// First of these windows.
+    /// Number of the first of these windows.
     pub(super) first: u64,
     pub(super) facts: Vec<WindowInfo>,
     pub(super) answer: Result<RunScores>,

@@ -7,7 +7,7 @@ use crate::recogniser::{ModelBinding, Recogniser};
 /// Lengths of pieces and runs, in windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CutPlan {
-    /// Distance of two pieces.
+    /// Distance of the beginnings of two pieces, in windows.
     pub(super) length: u64,
     pub(super) lead_in: u64,
     /// Maximum windows of one run.

@@ -4,7 +4,7 @@
 //! 16-bit recording that is neither mixed nor resampled are whole steps of 1/32768. Half of the
 //! memory holds them without loss.
 
-/// 16-bit steps in 1.0.
+/// Number of steps of 16-bit samples from 0 to 1.0.
 const STEPS: f32 = 32768.0;
 
 /// Values of windows, one after the other.

@@ -43,7 +43,7 @@ pub(super) struct ChildJob<'a> {
 pub(super) struct ThreadSetting {
     pub(super) threads: usize,
     pub(super) intra: usize,
-    /// Cores that the child may use, or `None` for all.
+    /// Number of cores that the child may use, or `None` for all.
     pub(super) cores: Option<usize>,
 }
 

@@ -15,7 +15,7 @@ use loadgen::report::StepProgress;
 
 /// Sampling rate of the recording in Hz.
 pub(super) const RATE: u32 = 16_000;
-/// Silence between two clips.
+/// Silence between two clips, in samples.
 const PAUSE_SAMPLES: usize = RATE as usize / 2;
 /// Maximum number of clips.
 const CLIPS_MAX: usize = 4096;

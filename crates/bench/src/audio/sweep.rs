@@ -15,7 +15,7 @@ pub(super) struct SweepCell {
     pub(super) seconds: f64,
     /// Processor time over time, in percent of one core.
     pub(super) cpu_pct: f64,
-    /// Cores that the run could use.
+    /// Number of cores that the run could use.
     pub(super) cores: usize,
     /// Time of each round. A pair that is far slower than others is measured once.
     pub(super) seconds_rounds: Vec<f64>,

@@ -11,7 +11,7 @@ use super::{BackupBenchArgs, RunStore, collection};
 
 /// Rate at which the work takes long enough for a kill, in bytes per second.
 const RATE: u64 = 16 << 20;
-/// Points that change before each backup.
+/// Number of points that change before each backup.
 const CHANGED: u64 = 200;
 
 /// Runs until the process is killed.

@@ -16,13 +16,13 @@ use loadgen::random::{RandomSequence, at, signed_unit};
 use crate::settle::{QUIET_TIMES, upsert};
 
 pub(super) const COLLECTION: &str = "backup";
-/// Clusters of the points.
+/// Number of clusters of the points.
 const CLUSTERS: u64 = 400;
 /// Distance of a point from its cluster's centre in each dimension.
 const SPREAD: f32 = 0.35;
-/// Points written at once.
+/// Number of points written at once.
 const BATCH: u64 = 200;
-/// Hits of a search.
+/// Number of hits of a search.
 const HITS: usize = 10;
 /// Share of the points that change before the second backup: one in this many.
 const CHANGED_EVERY: u64 = 100;

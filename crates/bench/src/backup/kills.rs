@@ -16,7 +16,7 @@ use loadgen::process::{end_with_us, let_go};
 use loadgen::random::RandomSequence;
 use loadgen::report::StepProgress;
 
-/// Points of the collection of this part.
+/// Number of points of the collection of this part.
 const ROWS: u64 = 20_000;
 /// Shortest and longest life of the program after its start, in milliseconds.
 const LIFE_MS: std::ops::Range<f64> = 200.0..2500.0;
@@ -24,9 +24,9 @@ const LIFE_MS: std::ops::Range<f64> = 200.0..2500.0;
 /// Outcome of all kills.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct KillFigures {
-    /// Kills during backups and during restores.
+    /// Number of kills during backups and during restores.
     pub(super) kills: u32,
-    /// Kills after which all listed backups were whole, and one could be restored.
+    /// Number of kills after which all listed backups were whole, and one could be restored.
     pub(super) usable: u32,
     /// Descriptions of the others.
     #[serde(skip_serializing_if = "Vec::is_empty")]

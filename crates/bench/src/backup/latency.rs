@@ -18,7 +18,7 @@ use loadgen::run_folder::RunFolder;
 /// Latency of the searches of both arms.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct LatencyFigures {
-    /// Searches of each arm.
+    /// Number of searches of each arm.
     pub(super) searches: usize,
     /// Quantiles without a backup, in milliseconds.
     pub(super) control_p50_ms: f64,

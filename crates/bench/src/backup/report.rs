@@ -13,7 +13,7 @@ use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::TextTable;
 
-/// Searches whose answers are compared after the restore.
+/// Number of searches whose answers are compared after the restore.
 pub(super) const QUERIES: u64 = 50;
 /// Largest share of the bytes in the second backup.
 const SHARE_MAX: f64 = 0.03;
@@ -34,7 +34,7 @@ pub(super) struct BackupFigures {
 pub(super) struct RestoreFigures {
     pub(super) points: u64,
     pub(super) seconds: f64,
-    /// Searches of [`QUERIES`] with the same answer as in the original.
+    /// Number of searches of [`QUERIES`] with the same answer as in the original.
     pub(super) same_answers: u64,
 }
 

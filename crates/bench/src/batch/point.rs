@@ -25,7 +25,7 @@ pub(super) struct BatchWindow {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct WindowCounts {
-    /// Answers in the window.
+    /// Number of answers in the window.
     pub(super) answered: u64,
     /// Length of the window.
     pub(super) time: Duration,
@@ -106,7 +106,7 @@ pub(super) struct BatchPoint {
     pub(super) qps: f64,
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
-    /// Requests whose latency was counted, in all turns together.
+    /// Number of requests whose latency was counted, in all turns together.
     pub(super) n: u64,
     pub(super) failed: u64,
     pub(super) wrong: u64,

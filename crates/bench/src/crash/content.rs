@@ -4,7 +4,7 @@ use loadgen::random;
 use search::points::{FetchedPoint, NewPoint, PointId};
 use serde_json::Map;
 
-/// Values of an embedding.
+/// Number of values of an embedding.
 pub(super) const DIMS: usize = 32;
 /// Number of changes of which one removes a point.
 const DELETE_EVERY: u64 = 5;

@@ -29,20 +29,20 @@ const TOLD_MAX: u64 = 20;
 #[derive(Clone, Debug, Default)]
 pub(super) struct CrashFigures {
     pub(super) kills: u32,
-    /// Kills before the collection was open.
+    /// Number of kills before the collection was open.
     pub(super) early: u32,
-    /// Kills that left a partly written file: a flush or a merge was in progress.
+    /// Number of kills that left a partly written file: a flush or a merge was in progress.
     pub(super) interrupted: u32,
     pub(super) acknowledged: u64,
-    /// Changes in flight when the writer was killed.
+    /// Number of changes in flight when the writer was killed.
     pub(super) in_flight: u64,
-    /// Changes in flight that were found.
+    /// Number of changes in flight that were found.
     pub(super) in_flight_found: u64,
-    /// Points compared with the written content.
+    /// Number of points compared with the written content.
     pub(super) checked: u64,
     pub(super) lost: u64,
     pub(super) corrupt: u64,
-    /// Segments that were begun.
+    /// Number of segments that were begun.
     pub(super) files: u64,
     /// Longest time until a collection was open for changes.
     pub(super) open_ms_max: f64,

@@ -17,7 +17,7 @@ pub(super) struct CrashReport {
     acknowledged: u64,
     lost: u64,
     corrupt: u64,
-    /// Kills before the collection was open, and kills while a segment was being written.
+    /// Number of kills before the collection was open, and kills while a segment was being written.
     killed_early: u32,
     killed_while_sealing_or_merging: u32,
     /// Changes that were not acknowledged when the writer was killed, and the number of them that

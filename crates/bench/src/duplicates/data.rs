@@ -3,8 +3,8 @@
 use loadgen::random::{at, signed_unit};
 use matching::synthetic;
 
-/// Points per cluster. Real embeddings lie in clusters, which makes neighbours of points that are
-/// no copies.
+/// Number of points per cluster. Real embeddings lie in clusters, which makes neighbours of points
+/// that are no copies.
 const CLUSTER_POINTS: u64 = 200;
 /// Length of the part that points of a cluster have in common, by that of their own part: cosines
 /// of about 0.7 in a cluster.

@@ -29,7 +29,7 @@ use loadgen::report::StepProgress;
 use loadgen::run_folder::RunFolder;
 use loadgen::stats::ratio;
 
-/// Points per write.
+/// Number of points per write.
 const WRITE_POINTS: u64 = 256;
 /// Maximum points, planted copies and lookalikes.
 const ROWS_MAX: u64 = 20_000_000;
@@ -104,7 +104,7 @@ struct DuplicatesReport {
     rss_before_mb: f64,
     points_per_second: f64,
     pairs: u64,
-    /// Pairs of points without keypoints.
+    /// Number of pairs of points without keypoints.
     pairs_by_embedding: usize,
     candidates: u64,
     refused: u64,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::HITS;
 
-/// Rows of a cluster, on average.
+/// Number of rows of a cluster, on average.
 const CLUSTER_ROWS: usize = 1000;
 /// Distance of a vector from its cluster's centre in each dimension, relative to that between
 /// centres.
@@ -43,7 +43,7 @@ pub(super) enum RowCondition {
 pub(super) struct FilteredQuery {
     pub(super) vector: Vec<f32>,
     pub(super) condition: RowCondition,
-    /// Rows that meet the condition.
+    /// Number of rows that meet the condition.
     pub(super) allowed: u64,
     /// Nearest [`HITS`] rows that meet the condition, by squared distance.
     pub(super) nearest: Vec<u32>,

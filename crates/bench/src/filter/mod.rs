@@ -29,7 +29,7 @@ use ours::{CaseFigures, OurCollection};
 use peers::FilterWork;
 use report::{CaseResult, FilterReport, Measured};
 
-/// Hits that a query asks for and that recall counts.
+/// Number of hits that a query asks for and that recall counts.
 const HITS: usize = 10;
 /// Bytes of disk per row, and per row and dimension: our collection while it is merged, then the
 /// files of the other engine and its index.

@@ -19,13 +19,13 @@ use super::HITS;
 use super::data::{FilterCase, FilterData, RowCondition};
 use crate::settle::{QUIET_TIMES, flush_and_settle, upsert};
 
-/// Rows of one write.
+/// Number of rows of one write.
 const BATCH: usize = 1000;
 /// Memory of the collection beside that of its rows.
 const MEMORY_BYTES: u64 = 1 << 30;
 /// Bytes of memory a row and dimension, for merges of half of all rows.
 const DIM_BYTES: u64 = 40;
-/// Queries of a case whose filters are counted too.
+/// Number of queries of a case whose filters are counted too.
 const COUNTED: usize = 20;
 
 /// Figures of the queries of one case.
@@ -35,7 +35,7 @@ pub(super) struct CaseFigures {
     pub(super) p99_ms: f64,
     /// Share of the true nearest rows that were found.
     pub(super) recall: f64,
-    /// Hits that do not meet the filter.
+    /// Number of hits that do not meet the filter.
     pub(super) wrong: usize,
 }
 

@@ -47,16 +47,16 @@ pub(super) struct FilterReport {
     peer_unfiltered_recall: Option<f64>,
     /// True if all counts were exact.
     count_exact: bool,
-    /// Filters that read payloads.
+    /// Number of filters that read payloads.
     read_payloads: u64,
     rows: usize,
     dims: usize,
     tenants: usize,
-    /// Queries of each selectivity.
+    /// Number of queries of each selectivity.
     queries: usize,
     segments: usize,
     build_s: f64,
-    /// Threads that built the indexes, ours and that of qdrant-edge.
+    /// Number of threads that built the indexes, ours and that of qdrant-edge.
     build_threads: usize,
     /// Seconds of the stages of the run.
     stages_s: BTreeMap<&'static str, f64>,

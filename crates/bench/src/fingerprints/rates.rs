@@ -17,9 +17,9 @@ pub(super) struct ErrorRates {
     pub(super) fnmr_pct: f64,
     /// Score above which pairs are accepted.
     pub(super) threshold: f32,
-    /// Pairs of one finger.
+    /// Number of pairs of one finger.
     pub(super) genuine: usize,
-    /// Pairs of two fingers.
+    /// Number of pairs of two fingers.
     pub(super) impostor: usize,
 }
 

@@ -16,7 +16,7 @@ const DEPTH_MAX: usize = 8;
 const PHOTOS_MAX: usize = 20_000;
 /// Width and height of a made-up image in pixels.
 const MADE_UP_SIZE: (u32, u32) = (320, 240);
-/// Shapes in a made-up image.
+/// Number of shapes in a made-up image.
 const SHAPES: usize = 90;
 
 #[derive(Clone, Debug)]

@@ -24,7 +24,7 @@ pub(super) struct ImagesReport {
     coarse_recall1_mean: f64,
     /// True if no attack's final recall is below that of the coarse stage.
     final_never_below_coarse: bool,
-    /// Copies whose photograph came first by embedding but not in the final result.
+    /// Number of copies whose photograph came first by embedding but not in the final result.
     spoilt: usize,
     /// Accepted wrong images: for images that are not in the set, and for copies of those in the
     /// set.
@@ -35,7 +35,7 @@ pub(super) struct ImagesReport {
     wrong_score_max: f32,
     wrong_pair: Option<[String; 2]>,
     accept: f32,
-    /// Pairs of a query and a wrong image that were matched.
+    /// Number of pairs of a query and a wrong image that were matched.
     wrong_pairs_matched: usize,
     query_p50_ms: f64,
     stages_p50_ms: StageTimes,
@@ -46,7 +46,7 @@ pub(super) struct ImagesReport {
     attacked: usize,
     copies_each: usize,
     held_out: HeldOut,
-    /// Photographs outside the collection that fill collages.
+    /// Number of photographs outside the collection that fill collages.
     fillers: usize,
     candidates: usize,
     embedding: String,
@@ -72,7 +72,7 @@ struct AttackRates {
     accepted_recall1: f64,
     /// Accepted wrong images for copies of photographs in the collection and of removed ones.
     false_accepts: usize,
-    /// Queries for removed photographs under this attack.
+    /// Number of queries for removed photographs under this attack.
     held_out_queries: usize,
     score_p50: f64,
 }
@@ -110,7 +110,7 @@ struct IndexFacts {
 struct HeldOut {
     photographs: usize,
     queries: usize,
-    /// Photographs left in the collection.
+    /// Number of photographs left in the collection.
     photographs_left: usize,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct ImagesRun<'a> {
     /// Results of copies of photographs in the collection, and of queries for removed ones.
     pub(super) answers: &'a [CopyQueryResult],
     pub(super) strangers: &'a [CopyQueryResult],
-    /// Photographs left in the collection for the latter.
+    /// Number of photographs left in the collection for the latter.
     pub(super) left: usize,
 }
 

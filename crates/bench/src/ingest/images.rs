@@ -12,7 +12,7 @@ use loadgen::random::{RandomSequence, at};
 /// Size of an image in pixels.
 const WIDTH: usize = 320;
 const HEIGHT: usize = 240;
-/// Shapes of an image.
+/// Number of shapes of an image.
 const SHAPES: usize = 60;
 const QUALITY: u8 = 85;
 /// Seed of the images.

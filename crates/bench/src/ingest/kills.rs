@@ -23,7 +23,8 @@ const LIFE_MIN: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KillResults {
     pub(super) kills: u32,
-    /// Kills while images were added. The others came after the last image of their folder.
+    /// Number of kills while images were added. The others came after the last image of their
+    /// folder.
     pub(super) interrupted: u32,
     /// Images acknowledged in any life, and the number of checks of them in all lives together.
     pub(super) acknowledged: u64,

@@ -50,7 +50,7 @@ pub(super) struct IngestReport {
     lost: u64,
     damaged: u64,
     kills: u32,
-    /// Kills while images were added.
+    /// Number of kills while images were added.
     kills_during_ingest: u32,
     acknowledged: u64,
     checked: u64,

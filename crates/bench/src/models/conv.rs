@@ -22,12 +22,12 @@ pub(crate) const IMAGE: &str = "x";
 /// Input that the server fills.
 pub(crate) const MASK: &str = "mask";
 const LOGITS: &str = "logits";
-/// Colours of a pixel.
+/// Number of colours of a pixel.
 const COLOURS: usize = 3;
 /// Channels of the stages: a quarter of ResNet-18's.
 const CHANNELS: [usize; 4] = [16, 32, 64, 128];
 const BLOCKS: usize = 2;
-/// Numbers in an answer.
+/// Number of values in an answer.
 const CLASSES: usize = 100;
 /// Range of the images' sides: 224 plus or minus 50.
 const SIDE_MIN: usize = 174;

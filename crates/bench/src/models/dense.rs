@@ -9,7 +9,7 @@ use engine_onnx::publish::{WriteOptions, layout_writer};
 use demo::layers::Layers;
 use loadgen::random::signed_unit;
 
-/// Numbers in a row of input: few, so that a request is small beside its compute.
+/// Number of values in a row of input. They are few, so that a request is small beside its compute.
 const WIDTH: usize = 128;
 /// Version of the operator set.
 const OPSET: i64 = 18;

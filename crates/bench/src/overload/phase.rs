@@ -124,12 +124,12 @@ impl SampleSink for Outcomes {
 pub(super) struct OverloadPhase {
     /// Requests a second that were due.
     pub(super) rate_rps: f64,
-    /// Latencies of the served.
+    /// Latency of the served requests, in milliseconds.
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
     pub(super) served: u64,
     pub(super) refused: u64,
-    /// Requests neither served nor refused.
+    /// Number of requests neither served nor refused.
     pub(super) failed: u64,
     pub(super) wrong: u64,
     pub(super) served_rps: f64,
@@ -145,11 +145,11 @@ pub(super) struct OverloadPhase {
 /// Punctuality of the client.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Generator {
-    /// Requests sent.
+    /// Number of requests sent.
     pub(super) sent: u64,
-    /// Requests not sent because too many answers were outstanding.
+    /// Number of requests not sent because too many answers were outstanding.
     pub(super) unsent: u64,
-    /// Lateness of sent requests.
+    /// Time from the due moment of a request until it was sent, in milliseconds.
     pub(super) late_p50_ms: f64,
     pub(super) late_p99_ms: f64,
     /// True if requests did not come when they were due.

@@ -36,7 +36,7 @@ pub(super) struct OverloadReport {
     rss_start_mb: f64,
     rss_end_mb: f64,
     rss_peak_mb: f64,
-    /// Requests neither served nor refused.
+    /// Number of requests neither served nor refused.
     failed: u64,
     wrong: u64,
     #[serde(skip_serializing_if = "Option::is_none")]

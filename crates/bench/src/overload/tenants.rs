@@ -53,13 +53,13 @@ pub(super) struct TenantReport {
 struct TenantRound {
     modest_p99_ms: f64,
     greedy_p99_ms: f64,
-    /// Requests of the steady tenant that were refused, failed, or were not sent because too many
-    /// answers were outstanding.
+    /// Number of requests of the steady tenant that were refused, failed, or were not sent because
+    /// too many answers were outstanding.
     steady_unserved: u64,
     /// Requests of the greedy tenant, by outcome.
     greedy_served: u64,
     greedy_refused: u64,
-    /// Requests neither served nor refused, and wrong answers, of both.
+    /// Number of requests neither served nor refused, and wrong answers, of both.
     failed: u64,
     wrong: u64,
 }

@@ -27,7 +27,7 @@ const POISON: f32 = 5.0;
 /// Additional layers whose time is measured.
 const PROBE_LAYERS: usize = 32;
 const LAYERS_MAX: usize = 20_000;
-/// Runs of a measurement.
+/// Number of runs of a measurement.
 const PROBES: usize = 20;
 
 /// A version of the model.

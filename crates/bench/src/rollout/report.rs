@@ -17,15 +17,15 @@ const SHADOW_RATIO_MAX: f64 = 1.05;
 /// JSON of one bad version.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RolledBack {
-    /// Requests that the new version answered or failed until it was withdrawn; for copies, the
-    /// copies that it answered. `None` if it was not withdrawn.
+    /// Number of requests that the new version answered or failed until it was withdrawn. If it got
+    /// copies, number of copies that it answered. `None` if it was not withdrawn.
     pub(super) requests_to_rollback: Option<u64>,
-    /// Requests that failed at the client.
+    /// Number of requests that failed at the client.
     pub(super) client_failures: u64,
     /// Requests, or copies, that the new version failed.
     pub(super) version_failures: u64,
-    /// Requests of the new version that the old one answered, because the queue of the new one was
-    /// full.
+    /// Number of requests of the new version that the old one answered, because the queue of the
+    /// new one was full.
     pub(super) overflow: u64,
     /// Wrong answers at the client.
     pub(super) wrong: u64,
@@ -41,7 +41,7 @@ pub(super) struct RolledBack {
 pub(super) struct ShadowRound {
     pub(super) control_p99_ms: f64,
     pub(super) shadow_p99_ms: f64,
-    /// Copies that the new version answered.
+    /// Number of copies that the new version answered.
     pub(super) copies: u64,
 }
 

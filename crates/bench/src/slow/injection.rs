@@ -22,7 +22,7 @@ use crate::swap::server::SwapServer;
 const PULSE: Duration = Duration::from_millis(400);
 /// Time between the ends of two pulses.
 const GAP: Duration = Duration::from_millis(1600);
-/// Processes of the hog for each core.
+/// Number of processes of the hog for each core.
 const HOGS_PER_CORE: usize = 2;
 /// Quota during a pulse, as a share of a core.
 const THROTTLED_CORES: f64 = 0.05;

@@ -30,7 +30,7 @@ pub(super) struct CauseReport {
     /// Reason if it was not injected.
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<String>,
-    /// Pulses that were injected.
+    /// Number of pulses that were injected.
     pulses: usize,
     /// Slow requests of the model that overlap a pulse; of a slow client only its own.
     slow: usize,

@@ -25,7 +25,7 @@ pub(super) struct SwapTrace {
     pub(super) rss_mb: f64,
     pub(super) descriptors: f64,
     pub(super) threads: f64,
-    /// Files of converted models.
+    /// Size of the files of converted models, in MiB.
     pub(super) cache_mb: f64,
 }
 

@@ -125,10 +125,10 @@ pub(super) struct SwapRound {
     pub(super) swap: LatencySummary,
     pub(super) failed: u64,
     pub(super) wrong: u64,
-    /// Requests beyond the maximum of samples. No latency includes them.
+    /// Number of requests beyond the maximum of samples. No latency includes them.
     pub(super) dropped_samples: u64,
     pub(super) reasons: Vec<String>,
-    /// Swaps that the server counted.
+    /// Number of swaps that the server counted.
     pub(super) swaps: u64,
     /// Seconds per swap, from the server.
     pub(super) load_s: f64,
@@ -283,7 +283,7 @@ struct SwapFigures {
     arm: SwapArm,
     before: Scrape,
     after: Scrape,
-    /// Swaps of each model.
+    /// Number of swaps of each model.
     swaps: u64,
     burn: Duration,
     peak_rss_mb: f64,

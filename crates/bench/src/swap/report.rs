@@ -28,7 +28,7 @@ const DELTA_RSS_MAX: f64 = 1.15;
 const POOL_FAULTS_SHARE_MAX: f64 = 0.01;
 /// Minimum number of requests of which the 99.9th percentile is not the maximum.
 const P999_REQUESTS_MIN: u64 = 1000;
-/// Charts in a row of the image.
+/// Number of charts in a row of the image.
 const COLUMNS: usize = 2;
 
 /// JSON of `bench swap`.

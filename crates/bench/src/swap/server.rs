@@ -26,7 +26,7 @@ use loadgen::settings::SETTINGS_FILE;
 const LEAD_IN: Duration = Duration::from_millis(200);
 /// Timeout of a swap. The next one waits for it.
 const SWAP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Versions kept on disk.
+/// Number of versions kept on disk.
 const VERSIONS_KEPT: u64 = 2;
 
 /// A model: its files, its requests and their answers.

@@ -8,7 +8,7 @@ use crate::plot::{Chart, Series};
 
 /// Length of the sliding window.
 const WINDOW_S: f64 = 1.0;
-/// Time between two points.
+/// Time between two points, in seconds.
 const STEP_S: f64 = 0.1;
 /// Maximum number of points: over two hours.
 const POINTS_MAX: usize = 100_000;

@@ -173,7 +173,7 @@ impl TierFigures {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct AnswerComparison {
     compared: usize,
-    /// Answers whose hits differ.
+    /// Number of answers whose hits differ.
     wrong: usize,
 }
 

@@ -19,7 +19,7 @@ const QUERY_SEED: u64 = 72;
 const CANDIDATE_SEED: u64 = 73;
 /// Number of photographs from which others are composed.
 const PHOTO_BASES: u64 = 512;
-/// Records made and written at a time.
+/// Number of records made and written at a time.
 const BATCH_RECORDS: usize = 8192;
 /// Size of a record's position in its file: page (u32), pages (u16), slot (u16).
 const PLACE_BYTES: usize = 8;
@@ -30,11 +30,11 @@ pub(super) struct TierShape {
     pub(super) kind: TierRecords,
     pub(super) records: u32,
     pub(super) segments: u32,
-    /// Records of a cluster of the coarse stage, which lie together.
+    /// Number of records of a cluster of the coarse stage, which lie together.
     pub(super) cluster: u32,
-    /// Clusters that a query's candidates come from.
+    /// Number of clusters that a query's candidates come from.
     pub(super) probes: u32,
-    /// Candidates of a query.
+    /// Number of candidates of a query.
     pub(super) candidates: u32,
     /// Candidates from the nearest cluster, in thousandths.
     pub(super) near: u32,

@@ -26,9 +26,9 @@ pub(super) struct TurnOrder {
     pub(super) stream: u64,
     /// Number of queries.
     pub(super) queries: usize,
-    /// Queries that a thread has at a time.
+    /// Number of queries that a thread has at a time.
     pub(super) clients: usize,
-    /// Rounds of spinning for each record instead of the matcher.
+    /// Number of rounds of spinning for each record instead of the matcher.
     pub(super) spin_rounds: Option<u64>,
 }
 
@@ -41,13 +41,13 @@ pub(super) struct TurnResult {
     pub(super) p99_ms: f64,
     /// Processor time of the whole process.
     pub(super) cpu_us: f64,
-    /// Candidates scored.
+    /// Number of candidates scored.
     pub(super) scored: u64,
     pub(super) cached: u64,
     pub(super) reads: u64,
     pub(super) read_bytes: u64,
     pub(super) rss_mb: f64,
-    /// Queries whose record was among the hits.
+    /// Number of queries whose record was among the hits.
     pub(super) found: usize,
     pub(super) partial: usize,
     /// Digest of each query's hits and scores.

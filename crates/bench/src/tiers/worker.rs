@@ -73,7 +73,7 @@ pub(super) struct WorkerJob {
 /// First message of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct WorkerReady {
-    /// Queries that warmed the cache.
+    /// Number of queries that warmed the cache.
     pub(super) warmed: u64,
     /// Limitation of the medium, in words.
     pub(super) note: Option<String>,

@@ -32,20 +32,20 @@ use loadgen::println;
 use loadgen::report::write_json;
 use loadgen::run_folder::RunFolder;
 
-/// Clusters of the generated rows.
+/// Number of clusters of the generated rows.
 const CLUSTERS: u64 = 4096;
 /// Deviation of rows from the centre of their cluster, in deviations of the centres.
 const NOISE: f32 = 0.6;
-/// Queries with known neighbours.
+/// Number of queries with known neighbours.
 const QUERIES: usize = 1000;
 /// First queries, which fill caches of the processor and readers of threads, and choose the
 /// settings of other engines. They are not timed.
 pub(super) const WARM_UP: usize = 100;
 /// Times that the timed queries are repeated.
 const REPEATS: usize = 3;
-/// Rows written at once.
+/// Number of rows written at once.
 const BATCH: u64 = 1000;
-/// Hits of a query.
+/// Number of hits of a query.
 const HITS: usize = 10;
 /// Bytes of a row on disk beside its vector.
 const ROW_BYTES: u64 = 64;
@@ -65,11 +65,11 @@ pub(super) struct CollectionPlan<'a> {
     pub(super) memory_bytes: u64,
     /// Place of the codes of segments.
     pub(super) codes: CodesPlace,
-    /// Threads that build indexes.
+    /// Number of threads that build indexes.
     pub(super) build_threads: usize,
     /// Numbers of search threads to measure.
     pub(super) threads: Vec<usize>,
-    /// Segments of similar size that are merged into one.
+    /// Number of segments of similar size that are merged into one.
     pub(super) merge_segments: usize,
     /// True to keep the collection, and to read the file of [`FilledCollection::file`] instead of
     /// filling.

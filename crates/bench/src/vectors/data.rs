@@ -21,16 +21,16 @@ pub(crate) struct VectorData {
     pub(super) made: bool,
 }
 
-/// Clusters of the generated set.
+/// Number of clusters of the generated set.
 const CLUSTERS: usize = 200;
-/// Queries of the generated set.
+/// Number of queries of the generated set.
 const QUERIES: usize = 500;
 /// Distance of a generated vector from its cluster's centre in each dimension, relative to that
 /// between centres.
 const SPREAD: f64 = 0.5;
 /// Maximum number of values of a vector in a file.
 const DIMS_MAX: usize = coarse::DIMS_MAX;
-/// Vectors that are compared with all queries at a time.
+/// Number of vectors that are compared with all queries at a time.
 const ROWS_AT_A_TIME: usize = 96;
 
 impl VectorData {

@@ -16,7 +16,7 @@ use loadgen::println;
 use loadgen::report::{TextTable, ms};
 use loadgen::run_folder::RunFolder;
 
-/// Rows that are generated at once.
+/// Number of rows that are generated at once.
 const BATCH: usize = 1000;
 
 /// Figures of one engine, as the script writes them.

@@ -33,9 +33,9 @@ use report::VectorsReport;
 
 /// Maximum of `--rows`.
 const ROWS_MAX: usize = 100_000_000;
-/// Hits that a query asks for and that recall counts.
+/// Number of hits that a query asks for and that recall counts.
 const HITS: usize = 10;
-/// Passes over our settings if there is no other engine.
+/// Number of passes over our settings if there is no other engine.
 const PASSES_ALONE: usize = 3;
 
 /// Measure recall@10 against queries per second on one core, and compare other vector engines.

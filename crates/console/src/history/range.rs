@@ -83,9 +83,9 @@ pub(crate) struct VersionHistory {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ModelHistory {
-    /// Seconds of an interval.
+    /// Length of an interval, in seconds.
     pub(crate) step: u64,
-    /// Seconds of the range.
+    /// Length of the range, in seconds.
     pub(crate) span: u64,
     /// Time before which no records are kept, in seconds since the server started.
     pub(crate) complete_from: u64,

@@ -119,7 +119,7 @@ impl Conversion {
             meter: ProgressMeter { done: 0, reported: 0, total, progress },
         };
         for parameter in &moves {
-            reader.parameter(parameter, &mut writer)?;
+            reader.copy_parameter(parameter, &mut writer)?;
             if let Some(published) = &published {
                 check_parameter(&model, published, &writer)?;
             }
@@ -190,7 +190,11 @@ struct ConversionReader<'a> {
 
 impl ConversionReader<'_> {
     /// Copies the elements of a parameter from the model into the published version.
-    fn parameter(&mut self, parameter: &MovedParameter, writer: &mut LayoutWriter) -> Result<()> {
+    fn copy_parameter(
+        &mut self,
+        parameter: &MovedParameter,
+        writer: &mut LayoutWriter,
+    ) -> Result<()> {
         writer.begin(&parameter.name, parameter.dtype, &parameter.dims)?;
         let meter = &mut self.meter;
         let mut sink = |slice: &[u8]| {

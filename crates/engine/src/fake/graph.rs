@@ -32,7 +32,7 @@ use crate::{BoundTensor, DEFAULT_SIGNATURE, NamedSignature};
 
 /// First line of a graph.
 const MAGIC: &str = "millpond-fake 1";
-/// Maximum delay.
+/// Maximum delay, in milliseconds.
 const DELAY_MS_MAX: u64 = 60_000;
 
 /// A number, or a parameter's first element.

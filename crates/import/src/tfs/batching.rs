@@ -10,7 +10,7 @@ use protocol::tensorflow::serving::BatchingParameters;
 const MAX_BATCH_DEFAULT: i64 = 1000;
 /// TensorFlow Serving's default of `max_enqueued_batches`.
 const ENQUEUED_DEFAULT: i64 = 10;
-/// Maximum of queued requests.
+/// Maximum number of queued requests.
 const QUEUE_MAX: usize = 1 << 20;
 
 /// A schedule, and the parts that it cannot express.

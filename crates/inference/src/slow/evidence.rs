@@ -37,7 +37,7 @@ pub(crate) struct MachineSample {
 /// Sums of the samples that touch a span of time, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SampleSums {
-    /// Length of the samples.
+    /// Length of the samples, in milliseconds.
     pub(crate) length: f64,
     pub(crate) cores: usize,
     pub(crate) others: f64,

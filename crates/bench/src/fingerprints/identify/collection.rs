@@ -24,13 +24,13 @@ use crate::settle::{QUIET_TIMES, SETTLE_MAX, flush_and_settle, settle, upsert};
 
 /// Name of the collection.
 const NAME: &str = "prints";
-/// Dimensions of an embedding. No query of a print reads embeddings.
+/// Number of dimensions of an embedding. No query of a print reads embeddings.
 const DIMS: usize = 8;
-/// Points written at once.
+/// Number of points written at once.
 const BATCH: usize = 1000;
-/// Hits of a query.
+/// Number of hits of a query.
 const HITS: usize = 10;
-/// Queries that run before the measured ones and create the readers of the threads.
+/// Number of queries that run before the measured ones and create the readers of the threads.
 const WARM_QUERIES: usize = 4;
 /// Memory limit of a collection without prints.
 const MEMORY_BYTES: u64 = 1 << 30;
@@ -43,7 +43,7 @@ pub(super) struct CollectionLatency {
     /// Seconds to write, flush and merge all prints.
     pub(super) fill_s: f64,
     pub(super) segments: usize,
-    /// Prints that a query compares exactly, at most.
+    /// Number of prints that a query compares exactly, at most.
     pub(super) candidates: usize,
     /// Share of queries whose finger came first, with one search thread and with all.
     pub(super) rank1_one_thread: f64,
@@ -172,7 +172,7 @@ fn embedding(row: usize) -> [f32; DIMS] {
 struct LoneQueries {
     /// Milliseconds, ascending.
     times: Vec<f64>,
-    /// Queries whose finger came first.
+    /// Number of queries whose finger came first.
     first: usize,
     /// Parts that other threads did.
     helped: u64,

@@ -10,7 +10,7 @@ use matching::{MatchOptions, Probe, Scratch, score};
 use super::super::Impression;
 use super::gallery::Gallery;
 
-/// Rows that a thread of the whole comparison takes at a time.
+/// Number of rows that a thread of the whole comparison takes at a time.
 const CHUNK: usize = 4096;
 /// Queries, and made-up prints for each, whose scores show the difference between real and made-up
 /// impostors.
@@ -35,7 +35,7 @@ pub(super) struct IdentifyOutcome {
     pub(super) found: bool,
     /// Highest score of another candidate.
     pub(super) impostor: f32,
-    /// Prints compared exactly.
+    /// Number of prints compared exactly.
     pub(super) compared: usize,
     /// Time of the whole query, and of the index alone.
     pub(super) ms: f64,

@@ -23,7 +23,7 @@ const SAMPLE: usize = 1000;
 /// JSON of `bench identify`.
 #[derive(Debug, Serialize)]
 pub(super) struct IdentifyReport {
-    /// Prints that were searched.
+    /// Number of prints that were searched.
     gallery: usize,
     /// Share of queries whose finger came first.
     rank1: f64,
@@ -52,7 +52,7 @@ pub(super) struct IdentifyReport {
     p95_ms: f64,
     /// Time of the index alone, the median.
     index_p50_ms: f64,
-    /// Memory of the index.
+    /// Memory of the index per print, in bytes.
     bytes_per_print: f64,
     build_s: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
