@@ -31,24 +31,24 @@ impl ReadAhead {
         log: &ShardLog,
         from: EntryNumber,
     ) -> Result<Vec<LogEntry<Batch>>> {
-        let asked = self.window;
-        let run = if asked == 1 {
+        let requested = self.window;
+        let run = if requested == 1 {
             log.read(from).await?.into_iter().collect()
         } else {
-            read_run(log, from, asked).await?
+            read_run(log, from, requested).await?
         };
-        self.learn(asked, &run);
+        self.learn(requested, &run);
         Ok(run)
     }
 
-    fn learn(&mut self, asked: usize, run: &[LogEntry<Batch>]) {
+    fn learn(&mut self, requested: usize, run: &[LogEntry<Batch>]) {
         let bytes = |entry: &LogEntry<Batch>| match &entry.body {
             EntryBody::Fence => 0,
             EntryBody::Writes(batch) => batch.bytes(),
         };
         let largest = run.iter().map(bytes).max().unwrap_or(0).max(1);
         let fitting = (READ_AHEAD_BYTES_MAX / largest).clamp(1, self.window_max);
-        self.window = if run.len() == asked { (2 * asked).min(fitting) } else { 1 };
+        self.window = if run.len() == requested { (2 * requested).min(fitting) } else { 1 };
     }
 }
 

@@ -145,21 +145,21 @@ impl GroupsRun<'_> {
         let order = self.order;
         let size = self.request.group_size;
         let most = most_further_hits(values.len(), self.record.shards, size);
-        let mut asked = size;
+        let mut requested = size;
         loop {
-            let hits = self.read(self.hits_of(&values, asked)?).await?;
+            let hits = self.read(self.hits_of(&values, requested)?).await?;
             let found = found.after(hits.coverage);
             let values = values.clone();
             let field = self.request.group_by.clone();
             let merge = move |results: &[&RawValue]| {
-                merged_groups(results, values, order, GroupHits { size, asked, field: &field })
+                merged_groups(results, values, order, GroupHits { size, requested, field: &field })
             };
             let merged = self.compute(hits, merge).await?;
             let FilledGroups { groups, lacks_hits } = merged.value;
-            if !lacks_hits || asked >= most {
+            if !lacks_hits || requested >= most {
                 return self.present(groups, found.or_partial(merged.partial)).await;
             }
-            asked = asked.saturating_mul(4).min(most);
+            requested = requested.saturating_mul(4).min(most);
         }
     }
 
@@ -237,11 +237,11 @@ impl GroupsRun<'_> {
         Ok(of_all(self.context, self.record, "points/query/groups", body))
     }
 
-    /// Returns the read of the second round: a query for each group, with at most `asked` hits.
-    fn hits_of(&self, values: &[GroupValue], asked: usize) -> Result<ShardRead> {
+    /// Returns the read of the second round: a query for each group, with at most `requested` hits.
+    fn hits_of(&self, values: &[GroupValue], requested: usize) -> Result<ShardRead> {
         let mut members = self.members.clone();
         GROUP_MEMBERS.iter().for_each(|name| drop(members.remove(*name)));
-        members.insert("limit".to_owned(), split::raw(&asked)?);
+        members.insert("limit".to_owned(), split::raw(&requested)?);
         let part = payload_members::of_path(&self.request.group_by)?;
         members.insert("with_payload".to_owned(), part);
         members.remove("with_vector");

@@ -105,7 +105,7 @@ pub(super) struct GroupHits<'a> {
     /// Maximum hits of a group.
     pub(super) size: usize,
     /// Maximum hits of a group that were requested from a shard.
-    pub(super) asked: usize,
+    pub(super) requested: usize,
     /// Path of the field by which points are grouped.
     pub(super) field: &'a str,
 }
@@ -143,7 +143,7 @@ pub(super) fn merged_groups(
         }
         for ((column, value), text) in columns.iter_mut().zip(&values).zip(found) {
             partial |= text.partial;
-            let is_cut = text.points.len() >= wanted.asked;
+            let is_cut = text.points.len() >= wanted.requested;
             let before = column.len();
             // An order by a field finds a point once for each of its values.
             let mut seen = HashSet::new();
@@ -256,13 +256,13 @@ mod tests {
         let texts: Vec<&RawValue> = texts.iter().map(|text| &**text).collect();
         let values = vec![GroupValue::Text("a".into())];
         let order = HitOrder::HigherScore;
-        let wanted = GroupHits { size: 2, asked: 3, field: "city" };
+        let wanted = GroupHits { size: 2, requested: 3, field: "city" };
         let found = merged_groups(&texts, values.clone(), order, wanted).unwrap().value;
         let ids: Vec<PointId> = found.groups[0].hits.iter().map(|hit| hit.id).collect();
         assert_eq!(ids, [PointId::Number(1), PointId::Number(4)]);
         assert!(!found.groups[0].hits[0].members.contains_key("payload"));
-        let lacks = |size, asked| {
-            let wanted = GroupHits { size, asked, field: "city" };
+        let lacks = |size, requested| {
+            let wanted = GroupHits { size, requested, field: "city" };
             merged_groups(&texts, values.clone(), order, wanted).unwrap().value.lacks_hits
         };
         // Each shard returned two points. Of the second one, one belongs to no group.

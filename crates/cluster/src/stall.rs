@@ -29,7 +29,7 @@ pub struct CertainHolders<'a> {
     /// Nodes that serve the shard or have marked their copy of it.
     pub holders: &'a [HolderReading<'a>],
     /// Time of the request for the view.
-    pub asked: Instant,
+    pub requested_at: Instant,
 }
 
 /// Change of the service of a stalled copy.
@@ -79,7 +79,7 @@ impl StallMark {
         let is_over = |since: Instant| now.saturating_duration_since(since) >= STALL_DECISION_DELAY;
         let is_seen = view.holders.iter().any(|holder| holder.is_mark_of(view.own));
         // The holder that an older view shows as whole may have left.
-        let is_current = now.saturating_duration_since(view.asked) <= DECISION_AGE_MAX;
+        let is_current = now.saturating_duration_since(view.requested_at) <= DECISION_AGE_MAX;
         if !is_over(self.changed) || !is_seen || !is_current {
             return None;
         }

@@ -246,11 +246,11 @@ fn missing<'a>(
             Ok(id) => fresh.push((found, id)),
         }
     }
-    let asked: Vec<&str> = fresh.iter().map(|(_, id)| id.as_str()).collect();
-    let lacking: HashSet<String> = if asked.is_empty() {
+    let new_ids: Vec<&str> = fresh.iter().map(|(_, id)| id.as_str()).collect();
+    let lacking: HashSet<String> = if new_ids.is_empty() {
         HashSet::new()
     } else {
-        target.missing(&asked)?.into_iter().collect()
+        target.missing(&new_ids)?.into_iter().collect()
     };
     let wanted: Vec<&WalkedFile> =
         fresh.iter().filter(|(_, id)| lacking.contains(id)).map(|(found, _)| *found).collect();

@@ -121,13 +121,13 @@ impl MemberState {
             (own.lease, own.lease_doubtful)
         };
         if doubtful || kept.elapsed() >= self.times.keep_alive {
-            let asked = Instant::now();
+            let requested_at = Instant::now();
             if !self.etcd.keep_alive(lease).await? {
                 warn!(node = self.name, "the lease in etcd ended; the node registers again");
                 self.replace_lease().await?;
             }
             self.own.lock().lease_doubtful = false;
-            *kept = asked;
+            *kept = requested_at;
         }
         let repaired = self.repair(*kept).await;
         if repaired.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {

@@ -85,20 +85,21 @@ impl ViewReadings {
 #[derive(Debug, Default)]
 pub(super) struct ViewCertainty {
     /// Time of the request for the newest reading, or `None` if that kept absent nodes.
-    asked: Mutex<Option<Instant>>,
+    requested_at: Mutex<Option<Instant>>,
 }
 
 impl ViewCertainty {
-    /// Takes a reading that was requested at `asked`.
-    fn read(&self, asked: Instant, keeps_absent: bool) {
-        *self.asked.lock() = (!keeps_absent).then_some(asked);
+    /// Takes a reading that was requested at `requested_at`.
+    fn read(&self, requested_at: Instant, keeps_absent: bool) {
+        *self.requested_at.lock() = (!keeps_absent).then_some(requested_at);
     }
 
     /// Returns the time of the request for the view. Returns `None` if the view at `now` is older
     /// than half a lease, or has nodes that may be dead for longer than a lease.
     pub(super) fn certain_since(&self, now: Instant, lease: Duration) -> Option<Instant> {
-        let asked = *self.asked.lock();
-        asked.filter(|asked| now.saturating_duration_since(*asked) <= lease / 2)
+        let requested_at = *self.requested_at.lock();
+        requested_at
+            .filter(|requested_at| now.saturating_duration_since(*requested_at) <= lease / 2)
     }
 }
 
@@ -136,11 +137,11 @@ impl MemberState {
     }
 
     async fn read_view(&self, readings: &mut ViewReadings) -> Result<()> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let revision = self.etcd.revision(self.keys.prefix()).await?;
         let keep_absent = readings.record_answer(Instant::now(), self.times.lease);
         if readings.revision == Some(revision) {
-            self.certainty.read(asked, keep_absent);
+            self.certainty.read(requested_at, keep_absent);
             return Ok(());
         }
         let range = self.etcd.range(self.keys.prefix()).await?;
@@ -161,7 +162,7 @@ impl MemberState {
             view.nodes = snapshot.nodes;
             view.owners = snapshot.owners;
         });
-        self.certainty.read(asked, keep_absent);
+        self.certainty.read(requested_at, keep_absent);
         readings.revision = Some(range.revision);
         Ok(())
     }

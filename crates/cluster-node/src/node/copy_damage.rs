@@ -58,7 +58,9 @@ impl CopyDamage {
     pub(super) fn decide(&self, view: &CertainHolders<'_>, now: Instant) -> bool {
         let mut mark = self.0.lock();
         // An older view may show the mark of earlier damage.
-        let Some(mark) = mark.as_mut().filter(|mark| view.asked > mark.since) else { return false };
+        let Some(mark) = mark.as_mut().filter(|mark| view.requested_at > mark.since) else {
+            return false;
+        };
         if !view.holders.iter().any(|holder| holder.is_mark_of(view.own)) {
             return false;
         }
@@ -66,7 +68,7 @@ impl CopyDamage {
         mark.used = before.next(view.own, view.holders);
         let is_switched = mark.used.announces(false) != before.announces(false);
         let decided = mark.decision.filter(|_| !is_switched).map_or(now, |times| times.decided);
-        mark.decision = Some(DecisionTimes { decided, confirmed: view.asked });
+        mark.decision = Some(DecisionTimes { decided, confirmed: view.requested_at });
         mark.used != before
     }
 
@@ -93,8 +95,8 @@ mod tests {
     const WHOLE: HolderReading<'static> =
         HolderReading { node: "b", serves: true, is_damaged: false };
 
-    fn decide(damage: &CopyDamage, holders: &[HolderReading<'_>], asked: Instant) -> bool {
-        damage.decide(&CertainHolders { own: "a", holders, asked }, asked)
+    fn decide(damage: &CopyDamage, holders: &[HolderReading<'_>], requested_at: Instant) -> bool {
+        damage.decide(&CertainHolders { own: "a", holders, requested_at }, requested_at)
     }
 
     #[test]

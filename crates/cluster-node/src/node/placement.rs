@@ -121,9 +121,9 @@ impl HeldShards {
             if is_member {
                 self.attend_to_leftovers(&current, searches, is_certain);
             }
-            if let Some(asked) = certain_since.filter(|_| is_member) {
-                self.decide_damaged(&current, asked);
-                self.decide_stalled(&current, asked);
+            if let Some(requested_at) = certain_since.filter(|_| is_member) {
+                self.decide_damaged(&current, requested_at);
+                self.decide_stalled(&current, requested_at);
             }
             announced = self.announce(&announced);
             tokio::select! {
@@ -162,21 +162,21 @@ impl HeldShards {
     }
 
     /// Decides on the use of the damaged copies of this node. `view` is certain, and was requested
-    /// at `asked` or later.
-    fn decide_damaged(&self, view: &ClusterView, asked: Instant) {
+    /// at `requested_at` or later.
+    fn decide_damaged(&self, view: &ClusterView, requested_at: Instant) {
         for (key, shard) in self.held.lock().iter() {
             let state = &shard.holder.state;
             if state.damage.used().is_some() {
                 let holders = view.holder_readings(key);
                 let own = &self.services.name;
-                state.decide_damaged(&CertainHolders { own, holders: &holders, asked });
+                state.decide_damaged(&CertainHolders { own, holders: &holders, requested_at });
             }
         }
     }
 
     /// Decides on the service of the stalled copies of this node. `view` is certain, and was
-    /// requested at `asked` or later.
-    fn decide_stalled(&self, view: &ClusterView, asked: Instant) {
+    /// requested at `requested_at` or later.
+    fn decide_stalled(&self, view: &ClusterView, requested_at: Instant) {
         for (key, shard) in self.held.lock().iter() {
             let state = &shard.holder.state;
             if state.stall.reason().is_none() {
@@ -184,7 +184,7 @@ impl HeldShards {
             }
             let holders = view.holder_readings(key);
             let own = &self.services.name;
-            let view = CertainHolders { own, holders: &holders, asked };
+            let view = CertainHolders { own, holders: &holders, requested_at };
             match state.decide_stalled(&view, Instant::now()) {
                 Some(StalledServiceChange::Withdraw) => {
                     tracing::warn!(shard = %key, "other holders serve the shard until this node can apply the log");

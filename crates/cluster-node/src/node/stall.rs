@@ -143,7 +143,11 @@ mod tests {
         let whole = HolderReading { node: "b", serves: true, is_damaged: false };
         let decide = |now| {
             let holders = [own, whole];
-            stall.decide(&CertainHolders { own: "a", holders: &holders, asked: now }, true, now)
+            stall.decide(
+                &CertainHolders { own: "a", holders: &holders, requested_at: now },
+                true,
+                now,
+            )
         };
         let withdrawn = marked + STALL_DECISION_DELAY;
         assert_eq!(decide(withdrawn), Some(StalledServiceChange::Withdraw), "since the first mark");
@@ -160,7 +164,7 @@ mod tests {
         assert!(stall.begin(StallCause::FullDisk, "a restored copy has no space", marked));
         let own = HolderReading { node: "a", serves: true, is_damaged: true };
         let now = marked + STALL_DECISION_DELAY;
-        let view = CertainHolders { own: "a", holders: &[own], asked: now };
+        let view = CertainHolders { own: "a", holders: &[own], requested_at: now };
         assert_eq!(stall.decide(&view, false, now), None, "no entry waits");
     }
 
@@ -176,7 +180,7 @@ mod tests {
         assert_eq!(stall.report(), Some(unknown));
         let own = HolderReading { node: "a", serves: true, is_damaged: true };
         let whole = HolderReading { node: "b", serves: true, is_damaged: false };
-        let view = CertainHolders { own: "a", holders: &[own, whole], asked: later };
+        let view = CertainHolders { own: "a", holders: &[own, whole], requested_at: later };
         assert_eq!(stall.decide(&view, true, later), Some(StalledServiceChange::Withdraw));
     }
 

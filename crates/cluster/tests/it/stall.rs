@@ -23,7 +23,7 @@ fn decide(
     is_served: bool,
     now: Instant,
 ) -> Option<StalledServiceChange> {
-    mark.decide(&CertainHolders { own: "a", holders, asked: now }, is_served, now)
+    mark.decide(&CertainHolders { own: "a", holders, requested_at: now }, is_served, now)
 }
 
 /// Returns the decision about a copy that has been marked for `since`.
@@ -81,12 +81,12 @@ fn the_delay_begins_again_after_a_change() {
 fn no_stalled_copy_is_withdrawn_on_an_old_view() {
     let marked = Instant::now();
     let mut mark = StallMark::new(marked);
-    let asked = marked + STALL_DECISION_DELAY;
-    let view = CertainHolders { own: "a", holders: &[OWN, WHOLE], asked };
-    let late = asked + DECISION_AGE_MAX + Duration::from_millis(1);
+    let requested_at = marked + STALL_DECISION_DELAY;
+    let view = CertainHolders { own: "a", holders: &[OWN, WHOLE], requested_at };
+    let late = requested_at + DECISION_AGE_MAX + Duration::from_millis(1);
     assert_eq!(mark.decide(&view, true, late), None);
     let withdraw = Some(StalledServiceChange::Withdraw);
-    assert_eq!(mark.decide(&view, true, asked + DECISION_AGE_MAX), withdraw);
+    assert_eq!(mark.decide(&view, true, requested_at + DECISION_AGE_MAX), withdraw);
 }
 
 #[test]

@@ -218,8 +218,8 @@ impl DamagedNode {
     /// Decides on a view that was asked for now, as at `decided`.
     fn decide(&self, holders: &[HolderReading<'_>], decided: Instant) {
         // Later than the mark.
-        let asked = Instant::now() + BEGINS_WITHIN;
-        let view = CertainHolders { own: "a", holders, asked };
+        let requested_at = Instant::now() + BEGINS_WITHIN;
+        let view = CertainHolders { own: "a", holders, requested_at };
         self.follower.state.damage.decide(&view, decided);
     }
 

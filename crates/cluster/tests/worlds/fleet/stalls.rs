@@ -74,9 +74,9 @@ impl Fleet {
         let own = NAMES[sender.node];
         let process = &mut self.processes[sender.node];
         let view = process.view.clone();
-        let asked = process.times.certain_since(now);
-        let asked = asked.filter(|_| view.nodes.contains_key(&sender.node));
-        let Some(asked) = asked else { return };
+        let requested_at = process.times.certain_since(now);
+        let requested_at = requested_at.filter(|_| view.nodes.contains_key(&sender.node));
+        let Some(requested_at) = requested_at else { return };
         let copy = process.held.get_mut(&shard).filter(|copy| copy.is_restored);
         let Some(copy) = copy else { return };
         let Some(mark) = copy.stall.as_mut() else { return };
@@ -85,8 +85,8 @@ impl Fleet {
             holders.iter_mut().for_each(|holder| holder.is_damaged = false);
             holders.push(HolderReading { node: own, serves: true, is_damaged: true });
         }
-        let asked = zero + Duration::from_millis(asked);
-        let view = CertainHolders { own, holders: &holders, asked };
+        let requested_at = zero + Duration::from_millis(requested_at);
+        let view = CertainHolders { own, holders: &holders, requested_at };
         let change = mark.decide(&view, copy.is_caught_up, instant);
         match change {
             None => {}

@@ -169,7 +169,7 @@ async fn a_stalled_copy_leaves_service_and_returns() {
     let own = HolderReading { node: "a", serves: true, is_damaged: true };
     let whole = HolderReading { node: "b", serves: true, is_damaged: false };
     let decide = |holders: &[HolderReading<'_>], now: Instant| {
-        state.decide_stalled(&CertainHolders { own: "a", holders, asked: now }, now)
+        state.decide_stalled(&CertainHolders { own: "a", holders, requested_at: now }, now)
     };
     let withdrawn = marked + STALL_DECISION_DELAY;
     assert_eq!(decide(&[own, whole], withdrawn), Some(StalledServiceChange::Withdraw));
@@ -270,7 +270,7 @@ async fn an_entry_of_a_newer_format_marks_the_copy() {
     assert!(!state.is_caught_up());
     let own = HolderReading { node: "a", serves: false, is_damaged: true };
     let now = Instant::now() + STALL_DECISION_DELAY;
-    let view = CertainHolders { own: "a", holders: &[own], asked: now };
+    let view = CertainHolders { own: "a", holders: &[own], requested_at: now };
     assert_eq!(state.decide_stalled(&view, now), Some(StalledServiceChange::Serve));
 }
 
@@ -295,7 +295,7 @@ async fn a_copy_before_a_damaged_entry_returns_to_service() {
     let own = HolderReading { node: "a", serves: true, is_damaged: true };
     let whole = HolderReading { node: "b", serves: true, is_damaged: false };
     let decide = |holders: &[HolderReading<'_>], now: Instant| {
-        state.decide_stalled(&CertainHolders { own: "a", holders, asked: now }, now)
+        state.decide_stalled(&CertainHolders { own: "a", holders, requested_at: now }, now)
     };
     let withdrawn = Instant::now() + STALL_DECISION_DELAY;
     assert_eq!(decide(&[own, whole], withdrawn), Some(StalledServiceChange::Withdraw));
