@@ -23,7 +23,7 @@ pub struct SnapshotRead<'a, I> {
 /// `read`, which lacks snapshots that cannot be read.
 ///
 /// Ids go by time. A holder that was stopped before its snapshot lists an old position under a new
-/// id, so ids alone could leave only snapshots below the floor of the log. A snapshot that is not
+/// id. So ids alone could leave only snapshots below the floor of the log. A snapshot that is not
 /// in `listed` was listed later, and stays.
 pub fn replaced_snapshots<I: Clone + PartialEq>(
     listed: &[I],

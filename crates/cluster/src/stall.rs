@@ -140,7 +140,7 @@ impl FullShardTimer {
     /// certain. Then no write is refused, because disks may have space again, and the timer
     /// continues. Returns true if writes are refused.
     ///
-    /// A holder without a mark that does not serve the shard yet may be restoring its copy, so it
+    /// A holder without a mark that does not serve the shard yet may be restoring its copy. So it
     /// counts as a holder that can apply the log.
     pub fn record(&mut self, stalled: impl IntoIterator<Item = bool>, now: Instant) -> bool {
         let mut stalled = stalled.into_iter().peekable();

@@ -11,8 +11,8 @@ const FAILING_AFTER: Duration = Duration::from_secs(10);
 /// names it until its lease of 10 s ends, and other nodes for 3 s more.
 const LOST_AFTER: Duration = Duration::from_secs(40);
 /// Time for which another node must be able to write the logs before they move. After an outage of
-/// the store for all nodes, some of them read it up to 11 s later than others, because their last
-/// request has no answer. No log moves in this time.
+/// the store for all nodes, some of them read it up to 11 s later than others. Their last request
+/// has no answer. No log moves in this time.
 const OTHERS_WRITE_FOR: Duration = Duration::from_secs(20);
 /// Time of successful readings after which moved logs return. If a node reaches the store at times
 /// only, its logs stay at the other nodes.

@@ -116,8 +116,8 @@ struct PendingBatch<B> {
     number: EntryNumber,
     ticket: Ticket,
     writes: B,
-    /// Request whose result is awaited: a create or a read that shows if the entry is durable, or a
-    /// read of the floor before it gets another number. `None` if the entry is durable.
+    /// Request whose result is awaited. It shows if the entry is durable, or reads the floor before
+    /// the entry gets another number. `None` if the entry is durable.
     request: Option<RequestId>,
 }
 

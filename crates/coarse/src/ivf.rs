@@ -365,8 +365,8 @@ impl IvfPq {
         }
     }
 
-    /// Writes the rows to rank to `scratch.rows`: the best `refine` allowed ones of the nearest
-    /// clusters, or all allowed ones of these clusters if they are few.
+    /// Writes the rows to rank to `scratch.rows`. These are the best `refine` allowed rows of the
+    /// nearest clusters, or all of their allowed rows if they are few.
     ///
     /// # Errors
     /// As [`IvfPq::look_up`].

@@ -224,7 +224,7 @@ fn followers<'a>(graph: &'a DecodedGraph, reached: &[bool]) -> HashMap<&'a str, 
     followers
 }
 
-/// Returns true if a node of `readers` runs after a node of `writers` because it needs its value or
+/// Returns true if a node of `readers` must run after a node of `writers`. It needs its value or
 /// waits for it, directly or through other nodes.
 fn any_after(
     graph: &DecodedGraph,

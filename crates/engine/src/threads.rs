@@ -3,7 +3,7 @@
 use std::fs::DirEntry;
 
 /// Returns the names of the threads of this process that have idle priority, without those of
-/// jemalloc, which is linked if the whole workspace is built.
+/// jemalloc. It is linked if the whole workspace is built.
 ///
 /// # Panics
 /// If the system does not list the threads.

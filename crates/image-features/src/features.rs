@@ -64,8 +64,9 @@ pub fn original_key(payload: &Map<String, Value>) -> Option<&str> {
 const CLUSTER_SPACE: &str = "/originals";
 
 /// Returns the key of an original in `space`. The points of a collection that a cluster restored
-/// name the originals of the collection that was backed up; its own have the same names in its own
-/// directory. Clients can change payloads, so no key leads out of the collection's directory.
+/// name the originals of the collection that was backed up. Its own originals have the same names
+/// in its own directory. Clients can change payloads, so no key leads out of the collection's
+/// directory.
 pub fn original_in(space: &str, key: &str) -> String {
     if key.strip_prefix(space).is_some_and(|name| name.starts_with('/')) {
         return key.to_owned();

@@ -161,9 +161,9 @@ impl Membership {
         self.state.change_info(|info| info.store = access);
     }
 
-    /// Returns the time of the request for the view, if the view is at most half a lease old and
-    /// shows no node that is dead for longer than a lease. A caller that takes the view after this
-    /// call gets one at least as new.
+    /// Returns the time of the request for the view. Returns `None` if the view is older than half
+    /// a lease, or shows a node that is dead for longer than a lease. A caller that takes the view
+    /// after this call gets one at least as new.
     pub fn view_certain_since(&self) -> Option<Instant> {
         self.state.certainty.certain_since(Instant::now(), self.state.times.lease)
     }

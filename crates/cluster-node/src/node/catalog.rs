@@ -210,7 +210,7 @@ impl StoreCatalog {
     }
 
     /// Does the same as [`StoreCatalog::remove_record`]. If `only` is an id, a collection of
-    /// another id stays, and so does a record that cannot be read, because it may have any id.
+    /// another id stays. So does a record that cannot be read, because it may have any id.
     async fn remove_record_of(&self, name: &str, only: Option<&str>) -> Result<bool> {
         let key = self.key(name);
         // The view may lack the record, or have the record of an earlier collection.

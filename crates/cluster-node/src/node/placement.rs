@@ -134,7 +134,7 @@ impl HeldShards {
         }
     }
 
-    /// Returns the shards that this node should hold and cannot serve yet: it has not followed
+    /// Returns the shards that this node should hold and cannot serve yet. It has not followed
     /// their log to the end, or their copy is damaged and not served.
     fn behind(&self, view: &ClusterView) -> Vec<ShardKey> {
         let held = self.held.lock();

@@ -180,7 +180,7 @@ fn line(version: Option<u64>, records: &[TimedRecord], step: u64) -> VersionHist
 }
 
 /// Returns the points of records. Percentiles and maximum of few requests are computed over the
-/// last intervals, up to [`WIDEN_MAX`], so that one slow request in ten is not a p99.
+/// last intervals, up to [`WIDEN_MAX`]. So one slow request in ten is not a p99.
 fn points(records: &[TimedRecord], step: u64) -> Vec<HistoryPoint> {
     let point = |(index, timed): (usize, &TimedRecord)| {
         // The maximum is of the same requests, so that it is not below a percentile.

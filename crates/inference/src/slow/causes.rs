@@ -21,8 +21,8 @@ const SHARE_MIN: f64 = 0.02;
 const MINOR_FAULT_MS: f64 = 0.0007;
 /// Longest time that one page fault with a read from disk is blamed for, in milliseconds.
 const MAJOR_FAULT_MS_MAX: f64 = 20.0;
-/// Share of the cores that other processes use beyond the usual, above which all processor time of
-/// a request takes longer, and its threads are late.
+/// Share of the cores that other processes use beyond the usual. Above it, all processor time of a
+/// request takes longer, and its threads are late.
 const BUSY_SHARE_MIN: f64 = 0.5;
 /// Growth of items above which a run is larger than usual.
 const ITEMS_RATIO: f64 = 1.5;
