@@ -154,6 +154,8 @@ impl Bare {
         })
     }
 
+    /// Runs requests until `stop` is set. Latencies and processor time count from the moment when
+    /// `counting` is set.
     fn loop_until(
         &self,
         requests: &[Vec<NamedTensor>],

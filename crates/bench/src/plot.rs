@@ -119,6 +119,8 @@ impl Chart {
         self.try_draw(&area, scale).map_err(|error| Error::internal(format!("chart: {error}")))
     }
 
+    /// Draws axes, lines and marks into `area`. `scale` is the number of pixels for each pixel of
+    /// the chart.
     fn try_draw<B: DrawingBackend>(
         &self,
         area: &DrawingArea<B, Shift>,

@@ -75,6 +75,7 @@ fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
     }
 }
 
+/// Adds the audio files below `dir` and their bytes to `found`.
 fn scan(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()> {
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
         let path = entry.map_err(|e| Error::io(dir, &e))?.path();
@@ -103,6 +104,7 @@ fn key(clips: &[(PathBuf, u64)]) -> u64 {
     bytes.fold(RATE.into(), |hash, byte| loadgen::random::at(hash, byte.into()))
 }
 
+/// Writes the clips one after another as one WAV file, until it has `wanted` samples.
 fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {
     let progress = StepProgress::new(wanted);
     progress.say("samples of the recording, made once");

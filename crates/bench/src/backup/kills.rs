@@ -65,6 +65,7 @@ pub(super) fn run(
     Ok(figures)
 }
 
+/// Starts a process that backs up or restores, and kills it after `life_ms` milliseconds.
 fn live_and_die(
     args: &BackupBenchArgs,
     env: &BenchEnv,

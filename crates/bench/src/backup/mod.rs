@@ -192,6 +192,7 @@ pub(crate) fn run(args: &BackupBenchArgs, env: &BenchEnv) -> Result<()> {
         .finish(args.json.as_deref())
 }
 
+/// Measures two backups, the searches meanwhile, and a restore.
 fn measure(
     args: &BackupBenchArgs,
     directory: &Path,

@@ -164,6 +164,7 @@ impl BenchReport for BatchReport {
     }
 }
 
+/// Returns the rates and latencies of a model, with a row for each number of clients.
 fn table(model: &ModelReport, clients: &[usize]) -> TextTable {
     let mut columns = vec!["clients".to_owned()];
     for (arm, _) in model.in_order() {

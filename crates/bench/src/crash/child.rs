@@ -43,6 +43,7 @@ pub(super) fn run(args: &CrashArgs, directory: &Path) -> Result<()> {
     })
 }
 
+/// Makes the changes of one writing thread, and reports each of them once it is acknowledged.
 fn write(
     named: &NamedCollection,
     script: Script,

@@ -260,6 +260,7 @@ struct JobFigures {
     rss_before_kb: u64,
 }
 
+/// Runs the search for duplicates to its end, and samples the memory meanwhile.
 fn search(
     named: &NamedCollection,
     args: &BenchDuplicatesArgs,
@@ -295,6 +296,7 @@ fn search(
     })
 }
 
+/// Compares the found pairs with the planted ones, and returns the report.
 fn evaluate(
     named: &NamedCollection,
     args: &BenchDuplicatesArgs,

@@ -119,6 +119,7 @@ impl FilterData {
         names.map(case).into()
     }
 
+    /// Returns query number `at` of the case `name`, with its condition.
     fn query(&self, name: &str, at: usize, random: &mut RandomSequence) -> FilteredQuery {
         let mut score = |width: f64| {
             let from = random.unit() * (1.0 - width);

@@ -69,6 +69,7 @@ pub(super) fn run(
     }
 }
 
+/// Runs the script of the other engine, and reads its figures.
 fn measure(
     script: &PythonScript,
     args: &FilterArgs,

@@ -46,6 +46,7 @@ impl PhotoEmbedder {
         )))
     }
 
+    /// Opens a model of embeddings, and reads its input size.
     fn model(path: &Path, env: &BenchEnv) -> Result<PhotoEmbedder> {
         let engine = OnnxEngine::open(&env.onnxruntime)?;
         let session =

@@ -93,6 +93,7 @@ pub(super) fn draw_photos(count: usize) -> Result<Vec<Photo>> {
         .collect()
 }
 
+/// Draws a made-up image: shapes of random size, position and colour.
 fn scene(seed: u64) -> Image {
     let (width, height) = MADE_UP_SIZE;
     let mut random = RandomSequence::new(seed);

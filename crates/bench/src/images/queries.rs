@@ -239,6 +239,7 @@ impl Pipeline<'_> {
         format!("{}/{:05}-{stem}-{variant}.jpg", ask.name(), ask.photo)
     }
 
+    /// Runs one query, and compares its hits with the photograph of the copy.
     fn answer(
         &self,
         index: &PhotoIndex,

@@ -210,6 +210,7 @@ impl IngestSetup {
         Ok(IngestRound::new(IngestArm::Control, counted, before, subject.counters()?, true))
     }
 
+    /// Measures searches while the images of `folder` are added.
     fn ingest(&self, subject: &mut IngestSubject, folder: &std::path::Path) -> Result<IngestRound> {
         subject.wait_quiet()?;
         let ingest = subject.ingest(folder)?;

@@ -109,6 +109,7 @@ impl ExpectedAnswers {
         known
     }
 
+    /// Returns true if the outputs are the expected answer of request `shot`.
     fn is_right(&self, shot: usize, outputs: &Outputs) -> Result<bool> {
         match &self.kind {
             AnswerKind::Numbers { output, shapes, expected, tolerance } => {

@@ -130,6 +130,7 @@ fn stem() -> Layer {
     Layer::new("stem", COLOURS, CHANNELS[0], 3, 2)
 }
 
+/// Returns the residual blocks of the network, in order.
 fn blocks() -> Vec<ResidualBlock> {
     let mut from = CHANNELS[0];
     let mut blocks = Vec::with_capacity(CHANNELS.len() * BLOCKS);

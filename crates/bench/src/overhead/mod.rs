@@ -221,6 +221,7 @@ fn resolved(args: &OverheadArgs) -> Result<OverheadArgs> {
     Ok(args)
 }
 
+/// Makes the model, and finds the number of rows of its requests.
 fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(OverheadSubject, Bare)> {
     let progress = StepProgress::new(1);
     progress.say("making the model and finding its size");
@@ -281,6 +282,7 @@ struct Contest<'a> {
 }
 
 impl Contest<'_> {
+    /// Measures the model in this process and in the server, with one client and with all.
     fn round(&self) -> Result<OverheadRound> {
         // The server's client keeps a core busy. If cores share resources, a loop beside an idle
         // core runs faster.

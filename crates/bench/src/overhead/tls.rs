@@ -121,6 +121,7 @@ impl CertificateFiles {
     }
 }
 
+/// Starts a server, with TLS if `tls` has certificates.
 fn start(
     args: &OverheadArgs,
     env: &BenchEnv,

@@ -234,6 +234,7 @@ struct OverloadSetup<'a> {
 }
 
 impl<'a> OverloadSetup<'a> {
+    /// Publishes the model and starts the server.
     fn start(
         args: &'a OverloadArgs,
         env: &BenchEnv,

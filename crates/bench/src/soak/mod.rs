@@ -212,6 +212,7 @@ impl Soak<'_> {
         })
     }
 
+    /// Publishes one version after another until the run ends, and takes a trace after each swap.
     fn swap_all(&self, log: &SampleLog, load_ended: &dyn Fn() -> bool) -> Result<SoakSwaps> {
         let args = self.args;
         sleep(LEAD_TIME);

@@ -293,6 +293,8 @@ struct SwapFigures {
 }
 
 impl SwapFigures {
+    /// Returns the figures of a round, from its samples and the counters of the server before and
+    /// after.
     fn round(self, windows: &[SwapWindow], kept: KeptSamples) -> SwapRound {
         let delta = |name: &str, labels: &[(&str, &str)]| {
             self.after.sum(name, labels) - self.before.sum(name, labels)

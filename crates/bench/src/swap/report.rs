@@ -189,6 +189,7 @@ impl SwapBenchReport {
         arms.filter_map(|&arm| Some((arm, self.arms.get(arm.name())?)))
     }
 
+    /// Returns the report as text.
     fn text(&self) -> String {
         let setting = &self.setting;
         let capacity =

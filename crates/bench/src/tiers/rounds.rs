@@ -77,6 +77,7 @@ pub(super) struct CurvePoint {
     pub(super) rounds: Vec<Vec<(String, TurnResult)>>,
 }
 
+/// Writes the segments, starts a process for each arm, and lets them take their turns.
 pub(super) fn measure(
     args: &TiersArgs,
     env: &BenchEnv,
@@ -237,6 +238,7 @@ fn copy(from: &dyn Medium, to: &dyn Medium, name: &str) -> Result<()> {
     target.persist()
 }
 
+/// Starts a process for each arm, with the cache that it may use. Adds the notes of the processes.
 fn start(
     args: &TiersArgs,
     env: &BenchEnv,
@@ -270,6 +272,8 @@ fn start(
     Ok(arms)
 }
 
+/// Lets the arms take their turns in all rounds, in another order in each round. Returns the turns
+/// by arm.
 fn all_rounds(
     args: &TiersArgs,
     arms: &mut [ArmProcess],

@@ -241,6 +241,8 @@ fn encode(
     Ok((bytes, ends))
 }
 
+/// Generates the records of a segment and writes them to `medium`. Returns the sizes of what was
+/// written.
 pub(super) fn write_segment(
     shape: &TierShape,
     maker: &TierRecordMaker,

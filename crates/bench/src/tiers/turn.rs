@@ -158,6 +158,7 @@ pub(super) fn take_turn<S: Scorer>(
     Ok(turn)
 }
 
+/// Adds the answers of a turn to its figures.
 fn summarise(
     stage: &QueryStage<'_>,
     mut answers: Vec<TurnAnswer>,

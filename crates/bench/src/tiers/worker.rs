@@ -129,6 +129,7 @@ struct TierWorker {
 }
 
 impl TierWorker {
+    /// Opens the segments on the medium of the arm.
     fn open(args: &TiersArgs, dir: &Path, job: &WorkerJob, shape: TierShape) -> Result<TierWorker> {
         let data = dir.join(DATA);
         let mut mapped = None;

@@ -374,6 +374,7 @@ fn measure(plan: &CollectionPlan<'_>, say: &dyn Fn(&str)) -> Result<MeasuredColl
     Ok(MeasuredCollection { figures, truth })
 }
 
+/// Opens the collections of `plan`, and waits until they are ready.
 fn open(plan: &CollectionPlan<'_>, threads: usize) -> Result<Arc<Registry>> {
     let registry = Registry::open(RegistryOptions {
         memory_bytes: plan.memory_bytes,
@@ -487,6 +488,8 @@ fn wait_for_codes(named: &NamedCollection) -> Instant {
     since
 }
 
+/// Opens the collection and runs the queries with `threads` search threads. Adds their times and
+/// their recall to `figures`.
 fn search(
     plan: &CollectionPlan<'_>,
     threads: usize,

@@ -102,6 +102,7 @@ fn normal(random: &mut RandomSequence) -> f64 {
     (0..12).map(|_| random.unit()).sum::<f64>() - 6.0
 }
 
+/// Returns the rows nearest to each query by squared distance, nearest first.
 fn nearest(base: &[f32], queries: &[f32], dims: usize) -> Vec<Vec<u32>> {
     let panels = Panels::new(queries, dims);
     let mut tops = vec![TopK::new(HITS); panels.count()];

@@ -46,6 +46,7 @@ struct OurSetting {
 }
 
 impl OurIndex {
+    /// Builds the index, and chooses the settings to measure.
     pub(super) fn build(data: &VectorData, args: &VectorsArgs) -> Result<OurIndex> {
         let kind = match args.index {
             IndexKind::Auto => CoarseKind::Auto,

@@ -77,6 +77,7 @@ pub(super) fn print(number: usize) -> Graph {
     synthetic::impression(SEED + number as u64)
 }
 
+/// Generates `count` prints, on all cores.
 fn made_up(count: usize) -> Result<Vec<MadeUpPrints>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let each = count.div_ceil(threads).max(1);
