@@ -153,7 +153,7 @@ fn load(named: &NamedCollection, budget: &Arc<ByteBudget>, print: PrintSource) -
             return read_to_compare(budget, &bytes).map(|print| print.graph);
         }
         PrintSource::Point(id) => stored(named, &id)?,
-        PrintSource::Record(bytes) => point_checks::graph(&bytes, ImageKind::Fingerprint)?,
+        PrintSource::Record(bytes) => point_checks::decode_graph(&bytes, ImageKind::Fingerprint)?,
     };
     if graph.vertices.is_empty() {
         // A root of a cluster sends the record of a stored print: both have the same error.

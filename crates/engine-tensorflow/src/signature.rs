@@ -38,7 +38,7 @@ pub(crate) fn read(meta: &MetaGraphDef) -> Result<ReadSignatures> {
         if OWN_SIGNATURES.contains(&name.as_str()) {
             continue;
         }
-        match named(name, definition) {
+        match read_signature(name, definition) {
             Ok(signature) => {
                 read.signatures.push(signature);
                 read.defaults.push(definition.defaults.clone());
@@ -57,7 +57,8 @@ pub(crate) fn read(meta: &MetaGraphDef) -> Result<ReadSignatures> {
     Ok(read)
 }
 
-fn named(name: &str, definition: &SignatureDef) -> Result<NamedSignature, String> {
+/// Reads one signature. Otherwise returns the reason that it cannot be run.
+fn read_signature(name: &str, definition: &SignatureDef) -> Result<NamedSignature, String> {
     let mut inputs = specs(&definition.inputs)?;
     for input in &mut inputs {
         input.optional = definition.defaults.contains_key(&input.name);

@@ -5,7 +5,7 @@
 
 use base::{Error, ErrorKind};
 
-/// Maximum bytes of a message: some repeat whole graphs.
+/// Maximum number of bytes of a message. Some messages of LibTorch contain whole graphs.
 const MESSAGE_BYTES_MAX: usize = 500;
 
 /// Markers of a bug in LibTorch.
@@ -55,7 +55,7 @@ pub(crate) fn error(text: &str) -> Error {
     if has(&OTHER_DEVICE) {
         return Error::internal(format!(
             "the module uses a device other than `device` in its settings; export it on that device: {}",
-            line(text)
+            cause_line(text)
         ));
     }
     let kind = if has(&ASSERTION) {
@@ -67,20 +67,20 @@ pub(crate) fn error(text: &str) -> Error {
     } else {
         ErrorKind::InvalidArgument
     };
-    Error::new(kind, line(text))
+    Error::new(kind, cause_line(text))
 }
 
-/// Returns the line that states the cause.
-fn line(text: &str) -> String {
+/// Returns the line of an exception's text that states the cause, cut to [`MESSAGE_BYTES_MAX`].
+fn cause_line(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     // One exception may wrap another: "RuntimeError: AssertionError: ...".
     let innermost =
         |line| std::iter::successors(after_exception(line), |rest| after_exception(rest)).last();
     let last_exception = lines().filter_map(innermost).next_back();
-    let said =
+    let cause =
         last_exception.or_else(|| lines().next()).unwrap_or("LibTorch failed and does not say why");
-    let end = said.char_indices().map(|(at, _)| at).find(|&at| at >= MESSAGE_BYTES_MAX);
-    said[..end.unwrap_or(said.len())].to_owned()
+    let end = cause.char_indices().map(|(at, _)| at).find(|&at| at >= MESSAGE_BYTES_MAX);
+    cause[..end.unwrap_or(cause.len())].to_owned()
 }
 
 /// Returns the text after "RuntimeError: " or another exception's name at the start of a line.

@@ -17,7 +17,7 @@ use crate::collection::image_settings;
 use crate::features::{BLOCK, uuid};
 use crate::point_checks::{
     SHARD_PAYLOAD_BYTES_MAX, check_embedding, check_payload_depth, check_payload_size,
-    check_reserved_keys, graph,
+    check_reserved_keys, decode_graph,
 };
 use crate::point_features::{PointFeatures, PointList, parse_json};
 use crate::settings::ImageSettings;
@@ -166,7 +166,7 @@ fn put_images(
 
 fn check_image(image: &LoggedImage, expected: &ExpectedFeatures) -> Result<()> {
     check_embedding(&image.embedding, expected.dims)?;
-    graph(&image.record, expected.kind)?;
+    decode_graph(&image.record, expected.kind)?;
     check_reserved_keys(&image.payload)?;
     check_payload_size(&image.payload, SHARD_PAYLOAD_BYTES_MAX)
 }

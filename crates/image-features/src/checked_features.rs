@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::collection::ImageCollection;
 use super::features::{BLOCK, checked_name, checked_quality, original_key};
 use super::point_checks::{
-    PAYLOAD_BYTES_MAX, check_embedding, check_own_keys, check_payload_size, graph,
+    PAYLOAD_BYTES_MAX, check_embedding, check_own_keys, check_payload_size, decode_graph,
 };
 use super::point_features::PointFeatures;
 use super::settings::{
@@ -127,7 +127,7 @@ impl PointFeatures {
             self.embedding = placeholder;
         }
         check_embedding(&self.embedding, wanted.dims)?;
-        let graph = graph(&self.record, wanted.kind)?;
+        let graph = decode_graph(&self.record, wanted.kind)?;
         let found = graph.vertices.len();
         if let Some(keypoints) = self.keypoints.filter(|keypoints| *keypoints != found) {
             return Err(Error::invalid(format!(

@@ -125,11 +125,11 @@ pub fn check_embedding(embedding: &[f32], dims: usize) -> Result<()> {
     )))
 }
 
-/// Decodes a record, and checks that it is of the kind.
+/// Decodes a record, and checks that it is of an image of this kind.
 ///
 /// # Errors
 /// `InvalidArgument`.
-pub fn graph(record: &[u8], kind: ImageKind) -> Result<Graph> {
+pub fn decode_graph(record: &[u8], kind: ImageKind) -> Result<Graph> {
     let graph = Graph::decode(record)
         .map_err(|error| Error::invalid(format!("record: {}", error.message())))?;
     let fits = match kind {

@@ -12,7 +12,7 @@ use axum::routing::post;
 use base::{Error, Result};
 use http::HeaderMap;
 use image_features::collection::ImageCollection;
-use image_features::point_checks::graph;
+use image_features::point_checks::decode_graph;
 use image_features::settings::ImageKind;
 use matching::index::EdgeQuery;
 use search::collection::CANDIDATES_MAX;
@@ -130,7 +130,7 @@ async fn run_rank(
     let features = QueryFeatures {
         width: f64::from(request.width),
         height: f64::from(request.height),
-        graph: graph(&request.record, target.kind)?,
+        graph: decode_graph(&request.record, target.kind)?,
         embedding: Vec::new(),
         stages: Stages::default(),
     };

@@ -61,12 +61,12 @@ impl<'a> Extractor<'a> {
 
     /// Returns the given resolution of this folder, else of all, else that of the file, else 500.
     fn resolution(&self, database: &str, of_file: Option<f32>) -> f32 {
-        let said = |folder: Option<&str>| {
+        let given_for = |folder: Option<&str>| {
             let of = |resolution: &&FolderResolution| resolution.folder.as_deref() == folder;
             self.resolutions.iter().rev().find(of).map(|resolution| resolution.dots_per_inch)
         };
-        said(Some(database))
-            .or_else(|| said(None))
+        given_for(Some(database))
+            .or_else(|| given_for(None))
             .or_else(|| of_file.filter(|resolution| BELIEVED.contains(resolution)))
             .unwrap_or(MinutiaeOptions::default().dots_per_inch)
     }
@@ -87,9 +87,9 @@ mod tests {
 
     #[test]
     fn the_resolution_of_a_folder_precedes_that_of_all_and_of_the_file() {
-        let said: Vec<FolderResolution> =
+        let given: Vec<FolderResolution> =
             ["569", "DB1=600"].map(|text| text.parse().unwrap()).into();
-        let extractor = Extractor::new(&said);
+        let extractor = Extractor::new(&given);
         assert_eq!(extractor.resolution("DB1", Some(1000.0)), 600.0);
         assert_eq!(extractor.resolution("DB2", Some(1000.0)), 569.0);
         let silent = Extractor::new(&[]);
