@@ -355,6 +355,7 @@ impl ClusterImages {
         }
     }
 
+    /// Extracts and writes an image in this process.
     async fn put_here(&self, context: &RootContext, image: &BulkImage) -> Result<PutReply> {
         let Some(images) = context.state.extraction().cloned() else {
             return Err(pass_on::no_extraction());
@@ -369,6 +370,7 @@ impl ClusterImages {
             .map_err(|error| Error::internal("the answer to an image").caused_by(error))
     }
 
+    /// Sends an image to another node, which extracts and writes it.
     async fn put_elsewhere(
         &self,
         context: &RootContext,

@@ -30,10 +30,11 @@ const LOAD_WAIT_MAX: Duration = Duration::from_secs(5);
 const LOAD_CHECK: Duration = Duration::from_millis(20);
 /// Longest wait of a request for a reading of the collections, if it names an unknown one.
 const NAME_WAIT_MAX: Duration = Duration::from_secs(2);
-/// Maximum requests that wait in this way at the same time. Further ones do not wait, so that
-/// requests of unknown names cannot hold all connections if the store is slow.
+/// Maximum number of requests that wait for the collections at the same time. Further ones do not
+/// wait, so that requests of unknown names cannot hold all connections if the store is slow.
 const NAME_WAITS_AT_ONCE_MAX: usize = 256;
-/// Parts of the memory of requests of which one is for writes of points that wait for their owners.
+/// Divisor of the memory of requests. The quotient is for writes of points that wait for their
+/// owners.
 const WAITING_PARTS: u64 = 2;
 
 struct NodeImages {

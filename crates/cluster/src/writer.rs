@@ -132,12 +132,12 @@ struct FloorCheck {
 /// Decision that waits for a read of the floor.
 #[derive(Clone, Copy, Debug)]
 enum FloorUse {
-    /// The fence counts or not.
+    /// Decides if this writer's fence counts, so that it owns the log.
     Fence,
-    /// This many pending batches, from the first, count or not.
+    /// Decides if this many pending batches, from the first, are acknowledged.
     Batches(usize),
-    /// The pending batch at this position gets the next number or not. An entry of an older owner
-    /// has its present one.
+    /// Decides if the pending batch at this position gets the next number. An entry of an older
+    /// owner has its present number.
     OlderEntry(usize),
 }
 

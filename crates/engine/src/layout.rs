@@ -177,6 +177,7 @@ impl Artifact {
         self.manifest.tensors.iter().zip(loaded.placed).map(bind).collect()
     }
 
+    /// Checks that the files of the graph and of the weights have the sizes of the manifest.
     fn check_files(&self) -> Result<()> {
         for file in
             [Some(&self.manifest.graph), self.manifest.weights.as_ref()].into_iter().flatten()

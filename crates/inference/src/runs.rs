@@ -89,6 +89,7 @@ impl VersionRuns {
         }
     }
 
+    /// Returns the present counts, rounded.
     pub(crate) fn read(&self) -> RunCounts {
         let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let sizes = counted.sizes.iter().map(|(&size, sum)| RunSize {
