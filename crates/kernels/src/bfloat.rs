@@ -1,8 +1,8 @@
 //! Dot products of f32 queries with rows of bfloat16.
 //!
 //! A bfloat16 is the upper half of an f32, so a shift converts it. AVX512-BF16 is not used, because
-//! it would round the query to eight bits too. Sums are in f32, in an order that depends on the
-//! variant: variants agree within rounding, not to the bit.
+//! it would round the query to eight bits too. Sums are in f32. Their order depends on the variant,
+//! so variants agree within rounding and not to the bit.
 
 use half::bf16;
 

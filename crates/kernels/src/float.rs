@@ -95,8 +95,8 @@ fn dot_bytes_scalar(scaled: &[f32], codes: &[u8]) -> f32 {
 const COLUMNS: usize = 16;
 /// Rows of a tile.
 const ROWS: usize = 6;
-/// Rows compared with one panel before the next panel: the rows stay in the second-level cache, the
-/// panel in the first.
+/// Rows compared with one panel before the next panel. The rows stay in the second-level cache, and
+/// the panel stays in the first.
 const ROWS_IN_CACHE: usize = 96;
 
 /// Vectors packed for products with many others.
@@ -136,8 +136,8 @@ impl Panels {
         self.count
     }
 
-    /// Finds the nearest packed vector of each of `points`: its index (the lowest of equally near
-    /// ones) and the squared distance minus the point's own squared length.
+    /// Finds the nearest packed vector of each of `points`. Returns its index, the lowest of
+    /// equally near ones, and the squared distance minus the point's own squared length.
     ///
     /// # Panics
     /// If there are no vectors, or if `points` and `nearest` differ in their number of points.
@@ -345,7 +345,8 @@ mod wide {
         body + super::dot_bytes_scalar(&scaled[whole..], &codes[whole..])
     }
 
-    /// Returns the scalar result to the bit: twice a product is exact, so each variant rounds once.
+    /// Returns the scalar result to the bit, because twice a product is exact and each variant
+    /// rounds once.
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn take_nearer(
         tile: &[[f32; COLUMNS]],

@@ -50,7 +50,7 @@ pub const SQUARE_MAX: u32 = (1 << 24) - 1;
 pub const NO_NEIGHBOUR: u32 = u32::MAX;
 
 /// Finds the nearest other points of the points `first` to `first + 8`, nearest first. An entry has
-/// the squared distance in the high 24 bits and the index in the low 8, so that of two equally far
+/// the squared distance in the high 24 bits and the index in the low 8. So of two equally far
 /// points the lower index comes first. Row n has the nth neighbour of each of the eight points.
 /// Columns after the last point are undefined.
 ///

@@ -1,7 +1,7 @@
 //! The fast Walsh-Hadamard transform: after random signs, a rotation in n log n steps.
 
-/// Transforms `values` in place and divides by the square root of their number: an orthogonal map
-/// that is its own inverse. Panics if the number is not a power of two.
+/// Transforms `values` in place and divides by the square root of their number. This map is
+/// orthogonal and its own inverse. Panics if the number is not a power of two.
 pub fn transform(values: &mut [f32]) {
     assert!(values.len().is_power_of_two(), "a length that is not a power of two");
     #[cfg(target_arch = "x86_64")]

@@ -9,7 +9,7 @@ use crate::cpu::{self, SimdLevel};
 
 /// Smallest code that the kernels accept; -128 has no positive counterpart.
 pub const CODE_MIN: i8 = -127;
-/// Maximum dimensions of a vector: with more, the 32-bit sum of products could overflow.
+/// Maximum dimensions of a vector. With more, the 32-bit sum of products could overflow.
 pub const DIMS_MAX: usize = (i32::MAX as usize) / (127 * 127);
 /// Queries that [`dot_block`] multiplies with one row before it goes to the next row.
 const QUERIES_PER_PASS: usize = 4;

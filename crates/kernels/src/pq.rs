@@ -3,14 +3,14 @@
 //! A vector is cut into parts. Each part has a codebook of 16 values, and its code is the index of
 //! the nearest value. A cost that is a sum over parts is then a sum of table look-ups. A table of
 //! 16 bytes fits the byte shuffle of the processor, which looks up 32 codes in one instruction
-//! (André, Kermarrec, Le Scouarnec, "Cache locality is not enough", VLDB 2015; the block layout is
-//! the published layout of the 4-bit "fast scan").
+//! (André, Kermarrec, Le Scouarnec, "Cache locality is not enough", VLDB 2015). The block layout is
+//! the published layout of the 4-bit "fast scan".
 //!
 //! # Layout
-//! A block holds 32 rows. For every pair of parts it has 32 bytes; the low half of a byte is the
-//! code of the first part, the high half is the code of the second. Byte `2 i` belongs to row `i`
-//! and byte `2 i + 1` to row `i + 16`, so that the even and the odd bytes, summed as 16-bit
-//! numbers, are rows in order.
+//! A block holds 32 rows. For every pair of parts it has 32 bytes. The low half of a byte is the
+//! code of the first part, and the high half is the code of the second. Byte `2 i` belongs to row
+//! `i` and byte `2 i + 1` to row `i + 16`. So the even and the odd bytes, summed as 16-bit numbers,
+//! are rows in order.
 
 use crate::cpu::{self, SimdLevel};
 use crate::topk::TopK;
@@ -19,7 +19,7 @@ use crate::topk::TopK;
 pub const BLOCK: usize = 32;
 /// Values in the codebook of one part.
 pub const VALUES: usize = 16;
-/// Maximum parts: the sums of so many pairs, each at most 255, fit 16 bits.
+/// Maximum parts. The sums of so many pairs, each at most 255, fit 16 bits.
 const PARTS_MAX: usize = 512;
 /// Largest sum of the two table entries of a pair. Rounding both adds at most one.
 const PAIR_SUM: f32 = 254.0;

@@ -4,9 +4,9 @@
 //!
 //! Binary codes lie in blocks of 32 vectors. Four bits of a code choose one of sixteen sums of
 //! query values. A register holds these sums, so one shuffle looks up 32 of them. A sum has six
-//! bits, so four of them fit into a byte: the conversion to 16 bits, the most expensive step of
-//! such scans, is done once for four look-ups. A block also has three factors for each vector, from
-//! which [`scan`] computes lower bounds of distances. The `search` crate computes and explains
+//! bits, so four of them fit into a byte. The conversion to 16 bits is the most expensive step of
+//! such scans, and is done once for four look-ups. A block also has three factors for each vector,
+//! from which [`scan`] computes lower bounds of distances. The `search` crate computes and explains
 //! these factors.
 
 use crate::cpu::{self, SimdLevel};
@@ -43,7 +43,7 @@ pub fn pack_signs(vector: &[f32], slot: usize, block: &mut [u8]) {
     }
 }
 
-/// The look-up table of a query: sixteen entries for each four dimensions, and the factors that
+/// The look-up table of a query. It has sixteen entries for each four dimensions. The factors
 /// convert a sum of entries to the product of the query with the signs (each +1 or -1) of a vector.
 #[derive(Clone, Debug, Default)]
 pub struct SignTable {
@@ -137,8 +137,8 @@ pub const fn nibble_bytes(dims: usize) -> usize {
     dims / 2
 }
 
-/// Writes values of 0 to 15 as a four-bit code: in each 32 bytes the lower halves are 32
-/// dimensions, the upper halves the next 32.
+/// Writes values of 0 to 15 as a four-bit code. In each 32 bytes, the lower halves are 32
+/// dimensions and the upper halves are the next 32.
 pub fn pack_nibbles(values: &[u8], code: &mut [u8]) {
     assert!(
         values.len().is_multiple_of(DIMS_STEP) && code.len() == nibble_bytes(values.len()),
@@ -262,8 +262,9 @@ mod avx2 {
         fold(wide)
     }
 
-    /// Restores the order of vectors from the even and the odd ones of the lower and of the upper
-    /// halves, whose two lanes hold two groups.
+    /// Adds the two lanes of each of `wide`, which hold two groups of look-ups. `wide` has the even
+    /// and the odd vectors 0 to 15, and then those of 16 to 31. Returns the sums in the order of
+    /// vectors.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn fold(wide: [__m256i; 4]) -> [__m128i; 4] {

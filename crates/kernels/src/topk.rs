@@ -10,8 +10,8 @@
 const ROOM_MIN: usize = 32;
 /// Keys sampled to find the new threshold.
 const SAMPLE: usize = 16;
-/// Index in the sorted sample of the new threshold. It is a little above the middle: about half of
-/// the keys are kept, and keeping fewer than `k` would need an exact selection.
+/// Index in the sorted sample of the new threshold. It is a little above the middle, so about half
+/// of the keys are kept. To keep fewer than `k` would need an exact selection.
 const SAMPLE_KEPT: usize = 10;
 
 /// Keeps the `k` smallest costs that are pushed, with their rows; equal costs are ordered by row.

@@ -170,7 +170,7 @@ impl Catalog {
             .ok_or_else(|| entry.missing(Some(version)).context(format!("label \"{label}\"")))
     }
 
-    /// Leaves the names of other models out of errors from now on. A server with keys needs it: an
+    /// Leaves the names of other models out of errors from now on. A server with keys needs it. An
     /// error can reach a client without a key, or one whose key permits some models only.
     pub fn hide_names(&self) {
         self.hides_names.store(true, Ordering::Relaxed);

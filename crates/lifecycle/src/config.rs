@@ -56,8 +56,8 @@ pub struct WarmupConfig {
     pub iterations: Option<u32>,
     /// Axis sizes of generated requests by input name; -1 keeps the size of the signature.
     pub dims: BTreeMap<String, Vec<i64>>,
-    /// True if a load fails when the model refuses a generated request. Off by default: generated
-    /// values may break rules that the signature does not state.
+    /// True if a load fails when the model refuses a generated request. Off by default, because
+    /// generated values may break rules that the signature does not state.
     pub fail_on_error: bool,
     /// True if a load fails when a recorded request is wrong or fails, as in TensorFlow Serving.
     /// Otherwise it is left out, and a note names it.
@@ -294,8 +294,8 @@ pub struct LifecycleConfig {
 }
 
 impl LifecycleConfig {
-    /// Configures everything but the models: a scan every second, one loader, one unloader, five
-    /// retries a minute apart, parameters in the pool.
+    /// Configures everything but the models. Scans every second, uses one loader and one unloader,
+    /// tries a failed load again five times a minute apart, and keeps parameters in the pool.
     pub fn new(cache_dir: impl Into<PathBuf>, converter: Converter) -> LifecycleConfig {
         LifecycleConfig {
             models: Vec::new(),

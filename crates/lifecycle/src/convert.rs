@@ -40,8 +40,8 @@ pub(crate) struct Cache {
     lock: Mutex<File>,
 }
 
-/// The directory of this run's conversions, which is opened once it can be used: a full disk gets
-/// space, and a disk is mounted late.
+/// The directory of this run's conversions. It is opened once it can be used, because a full disk
+/// can get space and a disk can be mounted late.
 pub(crate) struct ConversionCache {
     /// Directory of all runs; `None` if nothing is converted.
     dir: Option<PathBuf>,
@@ -122,10 +122,10 @@ impl Cache {
     /// stopped, or if a background attempt starves.
     ///
     /// # Errors
-    /// `InvalidArgument` with the child's last line, or `Unavailable` if it exited with
-    /// [`Converter::TRY_AGAIN`]; `StorageFull` if the cache's disk is full; `ResourceExhausted` if
-    /// it was killed, which the system does if memory is short; `Cancelled` if it was stopped,
-    /// `DeadlineExceeded` if it took too long, `Internal` if it could not be started.
+    /// `InvalidArgument` with the child's last line. `Unavailable` if it exited with
+    /// [`Converter::TRY_AGAIN`]. `StorageFull` if the cache's disk is full. `ResourceExhausted` if
+    /// it was killed, which the system does if memory is short. `Cancelled` if it was stopped,
+    /// `DeadlineExceeded` if it took too long, and `Internal` if it could not be started.
     pub(crate) fn convert(
         self: &Arc<Self>,
         converter: &Converter,
@@ -161,7 +161,7 @@ impl Cache {
 }
 
 /// Creates the directory `dir` of a run by way of `starting`, and returns its lock. Leaves nothing
-/// if it fails: each later load tries again.
+/// if it fails, so each later load tries again.
 ///
 /// # Errors
 /// The error of the file system.
@@ -203,8 +203,8 @@ fn no_space(cache: &Path, reason: &str) -> Error {
     ))
 }
 
-/// Returns true if the child's reason is a full disk or quota. The text is the standard library's:
-/// it ends with the system's error number.
+/// Returns true if the child's reason is a full disk or quota. The text is the standard library's
+/// and ends with the system's error number.
 fn is_full(reason: &str) -> bool {
     ["(os error 28)", "(os error 122)"].iter().any(|number| reason.contains(number))
 }
@@ -271,7 +271,7 @@ fn run(
     dir: &Path,
     attempt: &Attempt,
 ) -> Result<(ExitStatus, Option<String>)> {
-    // Not into a file: if the cache's disk is full, the reason would be lost.
+    // Not into a file, because the reason would be lost if the cache's disk is full.
     let (reader, stderr) =
         std::io::pipe().map_err(|e| Error::internal("cannot make a pipe").caused_by(e))?;
     let mut command = converter.program.command();

@@ -107,7 +107,8 @@ impl<T: Clone + DeserializeOwned + Serialize + PartialEq> KeptState<T> {
     }
 
     /// Copies the state that an earlier program kept for the directory to the key of the model. The
-    /// next write stores the copy: in the file that it writes, a directory is the key of one model.
+    /// next write stores the copy in the file that it writes. There a directory is the key of one
+    /// model.
     pub(crate) fn adopt(&mut self, key: &Path) {
         let Some(state) = self.of_directory(key).cloned() else { return };
         if !self.known.contains_key(key) {
@@ -198,7 +199,7 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<KeptFile<T>, toml::de::Error
     Ok(content)
 }
 
-/// Writes the file in one step. It is durable afterwards: a loss of power would otherwise leave an
+/// Writes the file in one step. It is durable afterwards. A loss of power would otherwise leave an
 /// empty file, which a restart reads as no state.
 fn write<T: Serialize>(
     file: &Path,

@@ -164,10 +164,10 @@ impl Lifecycle {
     /// versions from there while the earlier ones serve. One that an administrator unloaded stays
     /// unloaded.
     ///
-    /// Calls `done` once every new or changed model has a ready version and no load left, with
-    /// `FailedPrecondition` if one could not be loaded, or with `Cancelled` if too many later
-    /// changes wait. The configuration is then in effect nevertheless. `InvalidArgument` means that
-    /// nothing changed. If `set` has the same models as before, all of them are awaited.
+    /// Calls `done` once every new or changed model has a ready version and no load left. Passes
+    /// `FailedPrecondition` if one could not be loaded, or `Cancelled` if too many later changes
+    /// wait. The configuration is then in effect nevertheless. `InvalidArgument` means that nothing
+    /// changed. If `set` has the same models as before, all of them are awaited.
     ///
     /// New versions of changed models do not wait for their turn in the fleet.
     ///
@@ -178,7 +178,7 @@ impl Lifecycle {
     }
 
     /// Replaces the models and roots as [`Lifecycle::configure`] does, for a source that all
-    /// processes of a fleet may follow, such as a file: new versions wait for their turn, and are
+    /// processes of a fleet may follow, such as a file. New versions wait for their turn, and are
     /// not awaited.
     pub fn follow_configuration(&self, set: ConfigSet, done: AdminCallback) -> bool {
         self.replace_configuration(set, false, done)
@@ -297,7 +297,7 @@ impl Lifecycle {
         config: &LifecycleConfig,
         store: &Arc<ParameterStore>,
     ) -> Result<Sender<u64>> {
-        // One request in the channel is enough: the next scan asks again.
+        // One request in the channel is enough, because the next scan asks again.
         let (to, wanted) = bounded(1);
         let pool = store.pool().clone();
         let stop = self.stop_prefault.clone();

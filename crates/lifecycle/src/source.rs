@@ -178,8 +178,8 @@ impl Scanner {
         }
     }
 
-    /// Returns the time until the next scan that is needed although no file may change: settings
-    /// are missing, or a file system does not answer.
+    /// Returns the time until the next scan that is needed although no file may change. It is
+    /// needed if settings are missing or a file system does not answer.
     pub(crate) fn next_check(&self) -> Option<Duration> {
         let is_missing = self.readers.values().any(ModelReader::lacks_settings);
         let missing = is_missing.then(|| self.poll.min(REPLACEMENT_TIME_MAX));
@@ -420,8 +420,8 @@ fn silent(dir: &Path) -> Error {
 }
 
 /// Calls `list` until it gets a consistent view of `dir`. `list` returns `None` if an entry
-/// vanished between listing and reading: the directory is being changed or replaced, and a partial
-/// view must not count.
+/// vanished between listing and reading. The directory is then being changed or replaced, and a
+/// partial view must not count.
 fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     for _ in 0..LISTINGS_MAX {
         if let Some(all) = list()? {
@@ -503,7 +503,7 @@ fn list(base_path: &Path) -> Result<Option<Listing>> {
             Some(false) => continue,
             None => return Ok(None),
         }
-        // "7" and "007" are one version: the shorter name wins in any order of the listing.
+        // "7" and "007" are one version. The shorter name wins in any order of the listing.
         let path = entry.path();
         let dir = found.entry(version).or_insert_with(|| path.clone());
         if path.as_os_str().len() < dir.as_os_str().len() {

@@ -33,7 +33,7 @@ pub(crate) struct ScanTrigger {
 
 impl ScanRequests {
     pub(crate) fn new() -> (ScanRequests, ScanTrigger) {
-        // One wake-up in the channel is enough: the next scan answers all earlier requests.
+        // One wake-up in the channel is enough, because the next scan answers all earlier requests.
         let (wake, woken) = bounded(1);
         let requested = Arc::new(AtomicU64::new(0));
         (
@@ -65,8 +65,8 @@ pub(crate) struct ScanPace {
 }
 
 impl ScanPace {
-    /// Returns the time to the next scan; `None` waits for a request. A request is followed by
-    /// scans for a while, as some versions count as complete only if two scans saw the same files.
+    /// Returns the time to the next scan; `None` waits for a request. Further scans follow a
+    /// request, because some versions count as complete only if two scans saw the same files.
     fn pause(&self, requested: Instant) -> Option<Duration> {
         let settled = self.settled.as_ref().is_some_and(|settled| settled.get());
         (!settled || requested.elapsed() < REQUEST_POLLS * self.poll).then_some(self.poll)

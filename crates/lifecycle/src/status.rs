@@ -72,9 +72,10 @@ pub struct VersionStatus {
     pub state: LifecycleState,
     /// Reason for the failure or the wait.
     pub reason: Option<String>,
-    /// A remark that does not stop the version: its files changed since it was loaded, its
-    /// generated warm-up was refused, it is being reloaded, its load was stopped and has not ended,
-    /// its warm-up takes long, or it cannot apply the model's new settings.
+    /// A remark that does not stop the version. Its files may have changed since it was loaded, its
+    /// generated warm-up may have been refused, or it may be reloading. Its load may have been
+    /// stopped and not have ended, its warm-up may take long, or it cannot apply the model's new
+    /// settings.
     pub note: Option<String>,
     /// Error of its last load, if that failed and is tried again.
     pub retried: Option<String>,
@@ -113,10 +114,10 @@ impl ModelStatus {
         self.versions.iter().any(|version| version.state == LifecycleState::Ready)
     }
 
-    /// Returns why the model serves nothing although it should: no version is ready and one has
-    /// failed or is tried again, its directory cannot be read, or its policy selects no version.
-    /// While a version is loaded after such a failure, the reason stays. `None` for a model that
-    /// serves, is loaded for the first time, or was unloaded by an administrator.
+    /// Returns why the model serves nothing although it should. No version may be ready while one
+    /// has failed or is tried again, its directory may be unreadable, or its policy may select no
+    /// version. While a version is loaded after such a failure, the reason stays. `None` for a
+    /// model that serves, is loaded for the first time, or was unloaded by an administrator.
     pub fn failure(&self) -> Option<String> {
         if self.unloaded || self.ready() {
             return None;
@@ -206,7 +207,7 @@ pub struct SwapReport {
     pub warm_seconds: f64,
     /// Seconds from the last new request of the old version to the end of its last request.
     pub drain_seconds: f64,
-    /// Seconds of releasing the old version.
+    /// Seconds that the release of the old version took.
     pub unload_seconds: f64,
     /// Bytes read from disk.
     pub bytes_read: u64,

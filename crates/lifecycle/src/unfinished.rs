@@ -1,9 +1,9 @@
 //! Stopped loads whose thread has not left the engine.
 //!
-//! A load that was stopped, or took too long, ends for the `lifecycle` thread at the latest after a
-//! minute, and at once if it gets no processor time. Its own thread may still be inside an engine,
-//! with the memory of the load. Until it has left, the same version is not loaded a second time.
-//! After [`UNFINISHED_MAX`] such loads, no version is loaded.
+//! A load that was stopped, or took too long, ends for the `lifecycle` thread after a minute at the
+//! latest. It ends at once if it gets no processor time. Its own thread may still be inside an
+//! engine, with the memory of the load. Until it has left, the same version is not loaded a second
+//! time. After [`UNFINISHED_MAX`] such loads, no version is loaded.
 
 use std::time::SystemTime;
 
@@ -11,8 +11,8 @@ use base::{Error, Result, UtcTime, VersionId};
 use os::background::LeftWork;
 use parking_lot::Mutex;
 
-/// Maximum stopped loads that have not ended. A few more can exist if several load threads stop one
-/// at the same time. Each keeps a thread and its memory.
+/// Maximum stopped loads that have not ended. Each keeps a thread and its memory. A few more can
+/// exist if several load threads stop a load at the same time.
 pub(crate) const UNFINISHED_MAX: usize = 8;
 
 /// Stopped loads whose thread has not left the engine.

@@ -22,10 +22,10 @@ pub struct UpdateConfig {
 }
 
 /// Turns of the processes of a fleet to load new versions. Called on the `lifecycle` thread, which
-/// must not wait: implementations answer from memory.
+/// must not wait. So implementations answer from memory.
 pub trait UpdateTurns: Send + Sync {
     /// Returns the state of an update, which is watched from the first call to
-    /// [`UpdateTurns::end`]. With `due`, the process wants to load now: it gets a turn when one is
+    /// [`UpdateTurns::end`]. With `due`, the process wants to load now and gets a turn when one is
     /// free. Called again until it is granted.
     fn ask(&self, id: &VersionId, due: bool) -> TurnState;
 
@@ -97,8 +97,8 @@ impl fmt::Debug for UpdateConfig {
     }
 }
 
-/// Returns the part of a window after which a process loads a version: 0 to 1, evenly distributed
-/// over the processes, and in another order for each version.
+/// Returns the part of a window, 0 to 1, after which a process loads a version. It is evenly
+/// distributed over the processes, and in another order for each version.
 fn part_of_window(process: &str, id: &VersionId) -> f64 {
     let mut hasher = blake3::Hasher::new();
     for text in [process.as_bytes(), id.model.as_bytes()] {

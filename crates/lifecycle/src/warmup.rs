@@ -2,9 +2,9 @@
 //!
 //! A recorded request must succeed, or the load fails, unless the model's settings say otherwise.
 //! Without recorded requests, requests are generated from the signature. They may break rules that
-//! the signature does not state (an index range, a required token), so a refusal is only noted,
-//! unless the settings say otherwise. Pauses between the runs keep each thread of a warm-up below
-//! half a core.
+//! the signature does not state, such as an index range or a required token. So a refusal is only
+//! noted, unless the settings say otherwise. Pauses between the runs keep each thread of a warm-up
+//! below half a core.
 
 mod generated;
 
@@ -217,8 +217,8 @@ fn with_allowed_sizes<'a>(servable: &Servable, config: &'a WarmupConfig) -> Cow<
     }
 }
 
-/// Returns true for an error that ends every warm-up: the engine aborted or hung in its worker
-/// process. Once published, requests would make it do so again.
+/// Returns true for an error that ends every warm-up, because the engine aborted or hung in its
+/// worker process. Once published, requests would make it do so again.
 fn ends_warmup(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::DeadlineExceeded)
 }

@@ -283,8 +283,8 @@ impl Model {
         Ok(Some(targets))
     }
 
-    /// Returns true if a version must be loaded again: a ready one if its files changed or `anyway`
-    /// is set, and any version whose load took files from before a change.
+    /// Returns true if a version must be loaded again. That is a ready version if its files changed
+    /// or `anyway` is set, and any version whose load took files from before a change.
     fn stale(&self, number: u64, anyway: bool) -> bool {
         let Some(version) = self.versions.get(&number) else { return false };
         if version.loads_old_files() {

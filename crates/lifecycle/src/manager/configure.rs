@@ -20,7 +20,7 @@ const RECONFIGURATIONS_MAX: usize = 16;
 pub(super) struct Reconfiguration {
     /// Number of the scan that applies it.
     ticket: u64,
-    /// New and changed models, or all if the models are the same as before: a repeated request
+    /// New and changed models, or all if the models are the same as before. So a repeated request
     /// waits for the same models. A broken model that stays as it was fails no change of others.
     awaited: Vec<Arc<str>>,
     /// Changed models whose new versions do not wait for their turn, since a client requested them.
@@ -33,8 +33,8 @@ impl Manager {
     /// Replaces the configuration and requests a scan. `done` is called once all new and changed
     /// models had their first try. `by_hand` is true for a change by an administrator.
     pub(super) fn configure(&mut self, set: Arc<ConfigSet>, by_hand: bool, done: AdminCallback) {
-        // The new change is not refused here: the server counts it as current already, and sends it
-        // only once.
+        // The new change is not refused here, because the server counts it as current already and
+        // sends it only once.
         let mut still_by_hand = BTreeSet::new();
         if self.reconfigurations.len() >= RECONFIGURATIONS_MAX {
             let first = self.reconfigurations.remove(0);
@@ -56,7 +56,8 @@ impl Manager {
         let by_hand = set.models.iter().filter(is_by_hand).map(|config| config.name.clone());
         let by_hand = by_hand.collect();
         let is_new = |config: &ModelConfig| !before.models.contains(config);
-        // In any order: names are unique, and a client may list the same models in another order.
+        // Their order does not matter. Names are unique, and a client may list the same models in
+        // another order.
         let repeats = before.models.len() == set.models.len() && !set.models.iter().any(is_new);
         let is_awaited = |config: &&ModelConfig| repeats || is_new(config);
         let awaited = set.models.iter().filter(is_awaited).map(|config| config.name.clone());

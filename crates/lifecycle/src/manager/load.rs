@@ -106,7 +106,7 @@ impl Model {
 
     /// Stops loads whose version was removed or is not wanted at all. Cancels queued loads that the
     /// policy no longer chooses, and those whose files are being changed, which a later load reads.
-    /// A running load continues if a newer version appears: otherwise no version would ever serve
+    /// A running load continues if a newer version appears. Otherwise no version would ever serve
     /// if versions appear faster than they load.
     pub(super) fn drop_pointless_loads(&mut self, context: &ManagerContext, now: Instant) {
         let choice = self.choice(&self.views(now));

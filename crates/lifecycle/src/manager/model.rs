@@ -192,8 +192,8 @@ impl Version {
         }
     }
 
-    /// Returns true if the policy skips the version: it is on disk, and nothing was or will be done
-    /// with it. Such versions are not shown.
+    /// Returns true if the policy skips the version. Such a version is on disk, and nothing was or
+    /// will be done with it. Such versions are not shown.
     fn passed_over(&self) -> bool {
         self.state == LifecycleState::Discovered
             && self.reason.is_none()

@@ -1,7 +1,7 @@
 //! Rollouts that were running at the last stop of the server.
 //!
 //! A restart loads the stable version first, so that it stays stable, and then the candidate, whose
-//! rollout begins again. Figures are not kept: the counts and the time of the rollout start at 0.
+//! rollout begins again. Figures are not kept. The counts and the time of the rollout start at 0.
 
 use serde::{Deserialize, Serialize};
 
@@ -65,9 +65,9 @@ impl KeptRollout {
         self.candidate.version
     }
 
-    /// Returns the candidate if its load takes no turn in the fleet: it served before the stop, or
-    /// an administrator requested its rollout. Any other candidate must not load beside other
-    /// servers.
+    /// Returns the candidate if its load takes no turn in the fleet, because it served before the
+    /// stop or an administrator requested its rollout. Any other candidate must not load beside
+    /// other servers.
     pub(crate) fn candidate_without_turn(&self) -> Option<u64> {
         (!self.is_new || self.by_hand.is_some()).then_some(self.candidate.version)
     }
@@ -77,7 +77,8 @@ impl Model {
     /// Continues a rollout that was running at the last stop. Called once for each model.
     pub(super) fn resume(&mut self, context: &mut ManagerContext) {
         let key = self.state_key();
-        // Before a step of any model: a step may write the files in the form of this program.
+        // Called before a step of any model, because a step may write the files in the form of this
+        // program.
         context.withdrawals.adopt(&key);
         context.rollouts.adopt(&key);
         self.rollout.resumes = context.rollouts.get(&key).cloned();

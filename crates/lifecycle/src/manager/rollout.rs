@@ -75,7 +75,7 @@ impl ModelRollout {
         }
     }
 
-    /// Leaves the running rollout without an end: the next start continues it.
+    /// Leaves the running rollout without an end, so that the next start continues it.
     pub(super) fn interrupt(&mut self) {
         self.roles = VersionRoles::default();
         self.traffic = None;
@@ -135,7 +135,7 @@ impl Model {
             || self.has_failed(requested.version)
     }
 
-    /// Ends a requested rollout, or one of the last stop, whose version cannot serve: without an
+    /// Ends a requested rollout, or one of the last stop, whose version cannot serve. Without an
     /// end, the stable version would keep its role although a higher one is ready.
     pub(super) fn end_impossible_rollouts(&mut self, context: &ManagerContext) {
         let requested = self.rollout.requested.is_some_and(|it| self.is_impossible(it));
@@ -304,7 +304,7 @@ impl Model {
         self.rollout.record.stable = Some(candidate);
     }
 
-    /// Withdraws a version: it loses its role, and it is not loaded again until its files change or
+    /// Withdraws a version. It loses its role, and it is not loaded again until its files change or
     /// an administrator asks. The caller publishes.
     fn withdraw(&mut self, context: &ManagerContext, number: u64, reason: RollbackReason) {
         let RollbackReason { kind, message } = reason;
@@ -333,8 +333,8 @@ impl Model {
     }
 
     /// Keeps the withdrawn versions for the next start. Withdrawals of versions that cannot be read
-    /// stay as they are. So do all of a model without versions: its file system may not be mounted
-    /// yet.
+    /// stay as they are. So do all of a model without versions, because its file system may not be
+    /// mounted yet.
     pub(super) fn keep_withdrawals(&self, context: &mut ManagerContext) {
         if self.path_error.is_some() || self.removed || self.versions.is_empty() {
             return;

@@ -167,7 +167,7 @@ impl Model {
             let moved =
                 version.disk.as_ref().is_some_and(|old| old.dir.parent() != disk.dir.parent());
             if moved {
-                // The model was configured with another directory: its files are other files.
+                // The model was configured with another directory, so its files are other files.
                 version.reload |= version
                     .serving
                     .as_ref()
@@ -181,8 +181,8 @@ impl Model {
             if changed {
                 version.failure = None;
             }
-            // A version that could not be read at its first scan may have been withdrawn, and so
-            // may one of a directory that the model had before.
+            // A version that could not be read at its first scan may have been withdrawn. So may a
+            // version of a directory that the model had before.
             let withdrawn = version.failure.is_none() && (moved || version.unreadable());
             let withdrawn = withdrawn
                 .then_some(disk.fingerprint)

@@ -18,9 +18,9 @@ pub(super) struct NextWork {
 }
 
 impl NextWork {
-    /// Returns the earliest of these: a decision about a model after `decision`, the regular
-    /// decision about all models, and work of `others`, such as a queued load or the wait of a
-    /// request.
+    /// Returns the earliest time of the next work: a decision about a model after `decision`, the
+    /// regular decision about all models, or work of `others`. That is for example a queued load or
+    /// the wait of a request.
     pub(super) fn earliest(
         decision: Option<Duration>,
         others: impl IntoIterator<Item = Duration>,

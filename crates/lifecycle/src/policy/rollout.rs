@@ -169,8 +169,8 @@ fn latency(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<Rollback
     })
 }
 
-/// Returns a reason if the candidate's answers provably differ by more than the limit: one by one
-/// for copies of requests, by their distributions for a share.
+/// Returns a reason if the candidate's answers provably differ by more than the limit. Copies of
+/// requests are compared one by one, and a share of requests by the distributions of outputs.
 fn drift(
     split: RolloutSplit,
     limits: &RollbackLimits,
@@ -204,7 +204,7 @@ fn drift(
 }
 
 /// Judges a candidate that is so slow that most of its requests overflow. It may never answer
-/// enough requests for the other limits. Overflow is not noise: only a slower version has a
+/// enough requests for the other limits. Overflow is not noise, because only a slower version has a
 /// maximum.
 fn overflow(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<RollbackReason> {
     limits.latency?;

@@ -12,8 +12,8 @@ use crate::updates::TurnState;
 pub(crate) enum UpdateNeed {
     /// The policy does not choose the version.
     NotChosen,
-    /// The version is loaded without a turn: no older version serves, or its load began without
-    /// one.
+    /// The version is loaded without a turn, because no older version serves, or because its load
+    /// began without one.
     FirstLoad,
     /// The version is loaded when its turn comes, since an older version serves.
     Turn,

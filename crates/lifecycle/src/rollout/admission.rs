@@ -12,8 +12,8 @@ use super::measures::RolloutMeasures;
 
 /// Runs of a version after which its mean time is known.
 const KNOWN_RUNS_MIN: u64 = 16;
-/// Mean time of the candidate, as a multiple of stable's, up to which it has no limit of its own:
-/// the limits of the queue are then enough.
+/// Mean time of the candidate, as a multiple of stable's, up to which it has no limit of its own.
+/// Until then the limits of the queue are enough.
 pub(crate) const SLOWER_RATIO: f64 = 1.5;
 /// Requests per worker that may be in flight in addition to half of the workers, counted in runs of
 /// the stable version. A candidate that takes ten times as long may have a tenth of them.
@@ -44,7 +44,7 @@ impl RunCost {
 /// runs.
 ///
 /// The candidate gets fewer requests, so its batches are smaller and each request occupies a worker
-/// for longer. That alone is not slow: a slower version has longer runs too.
+/// for longer. That alone is not slow, because a slower version has longer runs too.
 pub(crate) fn slowdown(stable: RunCost, candidate: RunCost) -> Option<f64> {
     let ratio = |stable: f64, candidate: f64| candidate / stable.max(f64::MIN_POSITIVE);
     let time = ratio(stable.mean_time()?, candidate.mean_time()?);
@@ -52,7 +52,7 @@ pub(crate) fn slowdown(stable: RunCost, candidate: RunCost) -> Option<f64> {
     Some(if time > SLOWER_RATIO { occupied } else { occupied.min(time) })
 }
 
-/// Returns the maximum of the candidate's requests in flight: `None` means no limit. Before the
+/// Returns the maximum of the candidate's requests in flight. `None` means no limit. Before the
 /// means are known, it is half of the workers.
 fn in_flight_max(stable: RunCost, candidate: RunCost, workers: u64) -> Option<u64> {
     let floor = (workers / 2).max(1);

@@ -3,9 +3,9 @@
 //! The likelihood ratio of a beta mixture against a fixed probability is a martingale under that
 //! probability (Robbins, Annals of Mathematical Statistics 41, 1970). By Ville's inequality it
 //! exceeds `1 / level` at any time with probability at most `level`. So the probabilities whose
-//! ratio stays below form a confidence sequence: a caller may check at any number of trials.
+//! ratio stays below form a confidence sequence. A caller may check at any number of trials.
 
-/// Steps of a bisection: more than a mantissa has bits.
+/// Steps of a bisection. They are more than a mantissa has bits.
 const STEPS: usize = 60;
 
 /// Weights of the mixture: a prior estimate of the probability. Any choice is valid; a good one
@@ -62,8 +62,8 @@ impl TrialCounts {
     }
 }
 
-/// Returns a lower bound of the probability. With probability `1 - level`, it holds at all moments
-/// at once.
+/// Returns a lower bound of the probability of a hit. With probability `1 - level`, it holds at all
+/// moments at once.
 pub(crate) fn lower_bound(evidence: TrialCounts, level: f64) -> f64 {
     let mut refuted = 0.0;
     let mut kept = evidence.rate();
@@ -74,8 +74,8 @@ pub(crate) fn lower_bound(evidence: TrialCounts, level: f64) -> f64 {
     refuted
 }
 
-/// Returns an upper bound of the probability. With probability `1 - level`, it holds at all moments
-/// at once.
+/// Returns an upper bound of the probability of a hit. With probability `1 - level`, it holds at
+/// all moments at once.
 pub(crate) fn upper_bound(evidence: TrialCounts, level: f64) -> f64 {
     let mut kept = evidence.rate();
     let mut refuted = 1.0;

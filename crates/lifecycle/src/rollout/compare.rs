@@ -73,7 +73,8 @@ fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
     }
 }
 
-/// Returns the first [`ELEMENTS_MAX`] elements as numbers; `None` for types that are none.
+/// Returns the first [`ELEMENTS_MAX`] elements as numbers, or `None` for types that are not real
+/// numbers.
 pub(crate) fn numbers(tensor: &Tensor) -> Option<Vec<f64>> {
     let bits = tensor.dtype().bits().filter(|bits| bits % 8 == 0)?;
     let Data::Bytes(bytes) = tensor.data() else { return None };
@@ -99,8 +100,8 @@ fn widened<T: base::Element + Into<f64>>(tensor: &Tensor) -> Option<Vec<f64>> {
     Some(tensor.to_vec::<T>().ok()?.into_iter().map(Into::into).collect())
 }
 
-/// Returns the reason why `candidate` cannot answer requests to `stable`: a signature, an input or
-/// an output that is missing or has another type, or an additional input that the candidate needs.
+/// Returns the reason why `candidate` cannot answer requests to `stable`. A signature, an input or
+/// an output may be missing or have another type, or the candidate may need an additional input.
 pub(crate) fn incompatible(stable: &Servable, candidate: &Servable) -> Option<String> {
     signature_mismatch(stable.signature(), candidate.signature()).or_else(|| {
         stable.signatures().iter().find_map(|named| {

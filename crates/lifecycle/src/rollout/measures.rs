@@ -251,9 +251,9 @@ impl PendingRequest {
         }
     }
 
-    /// Counts the request as failed, unless the version is not the reason: a full queue, a client
-    /// that has disconnected, or a request that was refused before it was queued (`queued` is
-    /// false).
+    /// Counts the request as failed, unless the version is not the reason. Other reasons are a full
+    /// queue, a client that has disconnected, and a request that was refused before it was queued
+    /// (`queued` is false).
     pub fn failed(mut self, error: &Error, queued: bool) {
         self.counted = true;
         let counts = match error.kind() {

@@ -1,6 +1,6 @@
-//! Calls into directories whose file system may not answer, such as a network mount whose server
-//! is down. Such a call cannot be stopped. Its thread is left behind until the call ends, and scans
-//! continue with another one.
+//! Calls into directories of file systems that may not answer, such as a network mount with a
+//! server that is down. Such a call cannot be stopped. Its thread is left behind until the call
+//! ends, and scans continue with another one.
 
 #[cfg(test)]
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounde
 
 /// Longest wait for a call without progress.
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// Longest wait for the first call into a directory: the mount may be made because of it.
+/// Longest wait for the first call into a directory, which may make the mount.
 const FIRST_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Shortest wait for a call, in a scan that has waited for others.
 const WAIT_MIN: Duration = Duration::from_millis(500);
@@ -126,7 +126,7 @@ impl<T: Send + 'static> DirectoryCalls<T> {
         self.answered.retain(|dir| is_used(dir));
     }
 
-    /// Returns true if no call into the directory is made: an earlier one has not ended, or
+    /// Returns true if no call into the directory is made, because an earlier one has not ended or
     /// [`SILENT_MAX`] directories do not answer.
     pub(super) fn is_skipped(&self, dir: &Path) -> bool {
         self.silent.contains_key(dir) || self.silent.len() >= SILENT_MAX
@@ -151,7 +151,7 @@ impl<T: Send + 'static> DirectoryCalls<T> {
         #[cfg(test)]
         let (wait, call) = self.delayed(dir, wait, call);
         let Some(thread) = self.thread.take().or_else(CallThread::start) else {
-            // As on a system whose file systems all answer.
+            // Without a thread, the call runs here and may wait for its file system.
             return Some(call(&CallProgress::default()));
         };
         // Fails only if the thread has ended, as the wait shows.
@@ -186,7 +186,7 @@ impl<T: Send + 'static> DirectoryCalls<T> {
 
 #[cfg(test)]
 impl<T: Send + 'static> DirectoryCalls<T> {
-    /// Makes the next call into `dir` end late: not before the returned sender is dropped.
+    /// Delays the end of the next call into `dir` until the returned sender is dropped.
     pub(super) fn close(&mut self, dir: &Path) -> Sender<()> {
         let (open, closed) = bounded(0);
         self.closed.insert(dir.to_owned(), closed);

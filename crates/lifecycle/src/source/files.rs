@@ -34,7 +34,8 @@ pub(crate) struct ScannedFile {
 }
 
 /// Lists all files below `dir`, in order of path. `None` if one vanished after it was listed. Each
-/// entry is a step of `progress`: a network file system may need seconds for a thousand files.
+/// entry is a step of `progress`, because a network file system may need seconds for a thousand
+/// files.
 ///
 /// # Errors
 /// If a file or directory cannot be read, or there are too many.

@@ -34,7 +34,7 @@ impl SettingsMemory {
         self.stamp == stamp && self.labels.as_ref().is_none_or(same)
     }
 
-    /// Returns the settings of a file that is missing or empty for less than `time`: it may be
+    /// Returns the settings of a file that is missing or empty for less than `time`. It may be
     /// replaced at this moment. `None` for a file without settings.
     fn while_replaced(&mut self, time: Duration, now: Instant) -> Option<Settings> {
         let since = *self.lost_since.get_or_insert(now);
@@ -156,7 +156,7 @@ impl ModelReader {
     }
 
     /// Reads the settings beside the versions. They are absent only if the file cannot be found and
-    /// was not `listed` either: a model must not lose its settings while its directory is moved for
+    /// was not `listed` either. A model must not lose its settings while its directory is moved for
     /// a moment. A file that was there must be missing or empty for the time of a replacement,
     /// since some programs replace a file in two steps.
     fn settings_of(&mut self, base_path: &Path, listed: bool, now: Instant) -> Settings {
@@ -187,8 +187,8 @@ impl ModelReader {
                 return kept;
             }
         }
-        // A file that could not be read is read again at the next scan: success needs no change of
-        // the file.
+        // A file that could not be read is read again at the next scan, because success needs no
+        // change of the file.
         let ReadSettings { parsed, labels } = match ReadSettings::of(base_path) {
             Ok(read) => read,
             Err(error) => return unreadable(&error),

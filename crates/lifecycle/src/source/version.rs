@@ -55,8 +55,8 @@ pub(crate) struct VersionScan {
 pub(crate) enum VersionContents {
     /// The mappable layout, complete.
     Published(Arc<Parameters>),
-    /// A model file without a manifest, unchanged for a while. `bytes` is the length of all its
-    /// files.
+    /// A model file without a manifest that has not changed for some seconds. `bytes` is the length
+    /// of all its files.
     Foreign { bytes: u64, kind: ForeignKind },
     /// Perhaps still being written; the reason.
     Changing(String),

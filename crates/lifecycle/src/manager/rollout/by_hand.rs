@@ -144,7 +144,7 @@ impl Model {
     /// is not ready.
     ///
     /// # Errors
-    /// `InvalidArgument` for missing parameters; `NotFound` for a version that is not on disk;
+    /// `InvalidArgument` for missing parameters. `NotFound` for a version that is not on disk.
     /// `FailedPrecondition` if the state or the settings of the model permit no such rollout.
     fn start_by_hand(
         &mut self,
