@@ -97,7 +97,8 @@ impl CpuGroup {
     }
 }
 
-/// Removes the empty groups in `parent` of processes that have ended: a signal leaves them.
+/// Removes the empty groups in `parent` of processes that have ended. A process that a signal ends
+/// leaves its group.
 fn remove_abandoned(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -362,7 +362,7 @@ impl ClientThread {
             .map(|_| {
                 let client = self.clone();
                 tokio::task::spawn_local(async move {
-                    // `elapsed` is zero until the start: requests of that time would all be due at
+                    // `elapsed` is zero until the start. Requests of that time would all be due at
                     // the start, and take no time.
                     tokio::time::sleep_until(client.plan.start.into()).await;
                     loop {
@@ -428,7 +428,7 @@ impl ClientThread {
         answer
     }
 
-    /// Returns a connection: the next in turn if they are shared, else an idle or a new one.
+    /// Returns the next connection in turn if they are shared, and otherwise an idle or a new one.
     async fn take(&self) -> Result<Connection> {
         match self.known() {
             Some(connection) if connection.is_open() => Ok(self.keep(connection)),

@@ -4,10 +4,10 @@
 //! A client shares the machine with the server that it measures, so it is built to cost little.
 //! Bodies are encoded before the clock starts, one thread paces, sends and receives, and a caller's
 //! own code checks the raw bytes of answers. Latency counts from the moment at which a request was
-//! due, and not from the moment at which it was sent. So a stalled server cannot hide its stall by
-//! slowing the client down.
+//! due, and not from the moment of sending. So a stalled server cannot hide its stall by slowing
+//! the client down.
 //!
-//! Nothing here reads arguments or the environment: the programs fill the `Args` structs and
+//! Nothing here reads arguments or the environment. The programs fill the `Args` structs and
 //! [`BenchEnv`].
 //!
 //! # Modules

@@ -260,8 +260,8 @@ fn entries(dir: &str) -> usize {
 }
 
 fn cpu_from_stat(stat: &str) -> Duration {
-    // The name in parentheses may hold any text, spaces and parentheses included: count from its
-    // end.
+    // The name in parentheses may hold any text, also spaces and parentheses. So fields are counted
+    // from its end.
     let Some((_, rest)) = stat.rsplit_once(')') else { return Duration::ZERO };
     let ticks: u64 =
         rest.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<u64>().ok()).sum();

@@ -39,7 +39,7 @@ pub fn measure(
     let mut plan = plan.clone();
     plan.start = Instant::now() + LEAD_IN;
     let look_at = |at: Instant, ended: &Receiver<()>| {
-        // Nothing is ever sent: the wait ends with its time, or with the driver, which may fail
+        // Nothing is ever sent, so the wait ends with its time, or with the driver, which may fail
         // at once.
         let _ = ended.recv_timeout(at.saturating_duration_since(Instant::now()));
         (pids.iter().map(|&pid| usage_of(pid).cpu).sum::<Duration>(), tally.count())
@@ -54,7 +54,7 @@ pub fn measure(
             let _running = running;
             drive(plan, judge, sink)
         });
-        // Not the whole run: the warm-up is left out, and so is the end, when clients stop one by
+        // Not the whole run. The warm-up is left out, and so is the end, when clients stop one by
         // one.
         let look_at = &look_at;
         let watcher = scope.spawn(move || (look_at(starts, &ended), look_at(ends, &ended)));

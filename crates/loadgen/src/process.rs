@@ -23,7 +23,7 @@ use crate::run_folder;
 use crate::scrape::Scrape;
 use crate::tls::TlsArgs;
 
-/// Timeout of a start: the server converts, reads and warms models first.
+/// Timeout of a start. The server converts, reads and warms models first.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time between two checks of readiness.
 const READY_POLL: Duration = Duration::from_millis(20);
@@ -179,8 +179,8 @@ impl ServerProcess {
     /// Shuts the server down and waits for its end.
     ///
     /// # Errors
-    /// `Internal` if it does not end in time or ends with an error: graceful shutdown is part of
-    /// the test.
+    /// `Internal` if it does not end in time or ends with an error, because graceful shutdown is
+    /// part of the test.
     pub fn stop(mut self) -> Result<()> {
         signal(self.child.id(), rustix::process::Signal::TERM);
         let deadline = Instant::now() + STOP_TIMEOUT;
@@ -289,7 +289,7 @@ fn spawn(
     command.spawn().map_err(|e| Error::io(&env.millpond, &e).context("cannot start the server"))
 }
 
-/// Returns two ports that were free a moment ago: the wanted ones if they were.
+/// Returns two free ports. They are the wanted ports if those were free a moment ago.
 fn free_ports(wanted: ServerPorts) -> Result<ServerPorts> {
     let bind = |port| {
         TcpListener::bind(("127.0.0.1", port))
@@ -313,8 +313,8 @@ fn endpoints(plan: &ServerPlan, ports: ServerPorts) -> Result<[Endpoint; 2]> {
     Ok([endpoint("http", ports.http)?, endpoint("grpc", ports.grpc)?])
 }
 
-/// Returns a client for pages, with limits. It uses no proxy of the environment: the server is on
-/// this machine, which a proxy does not reach.
+/// Returns a client for pages, with limits. It uses no proxy of the environment, because the server
+/// is on this machine and a proxy cannot reach it.
 fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
         .proxy(None)

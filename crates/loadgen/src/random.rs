@@ -41,8 +41,8 @@ impl RandomSequence {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns the next index below `count`, skewed to the low ones like popular items: the cube of
-    /// a uniform number.
+    /// Returns the next index below `count`. The index is the cube of a uniform number, so low ones
+    /// are frequent, as with popular items.
     pub fn skewed(&mut self, count: u64) -> u64 {
         let u = self.unit();
         ((u * u * u * count as f64) as u64).min(count.saturating_sub(1))

@@ -88,13 +88,13 @@ pub fn per_second(value: f64) -> String {
 }
 
 /// Writes a line to standard error. A line that cannot be written is dropped, because the disk is
-/// full or the reader of a pipe has ended: results do not depend on it.
+/// full or the reader of a pipe has ended. Results do not depend on it.
 fn print_note(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Writes to standard output. A closed standard output is not an error: programs read the JSON
-/// file.
+/// Writes to standard output. A closed standard output is not an error, because programs read the
+/// JSON file.
 pub fn print_text(text: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
@@ -132,8 +132,8 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut part = target.clone().into_os_string();
     part.push(format!(".{}.part", std::process::id()));
-    // A killed process with the same ID can have left this file: in a container, IDs repeat. If it
-    // cannot be removed, the next step fails.
+    // A killed process with the same ID can have left this file, because IDs repeat in a container.
+    // If it cannot be removed, the next step fails.
     let _ = std::fs::remove_file(&part);
     // Another user of the directory can predict the name, so a link there is not followed.
     let written = File::create_new(&part).and_then(put);

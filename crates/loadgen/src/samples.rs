@@ -180,8 +180,8 @@ impl SampleSink for Tally {
     }
 }
 
-/// Locks `mutex`, even if it is poisoned. Its counts are whole: each change is one push or one
-/// addition.
+/// Locks `mutex`, even if it is poisoned. Its counts are whole, because each change is one push or
+/// one addition.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

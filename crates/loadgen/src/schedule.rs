@@ -42,7 +42,7 @@ impl Iterator for ArrivalSchedule {
 
     fn next(&mut self) -> Option<Duration> {
         let due = match self.arrivals {
-            // From the index, not by adding gaps: a sum would drift.
+            // Computed from the index, because a sum of gaps would drift.
             Arrivals::Fixed => self.next as f64 * self.gap_s,
             Arrivals::Poisson => {
                 self.elapsed_s -= (1.0 - self.random.unit()).ln() * self.gap_s;

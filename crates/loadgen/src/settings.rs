@@ -1,4 +1,4 @@
-//! Changes of a served model's settings, made as an operator would: its `millpond.toml` is
+//! Changes of a served model's settings, made as an operator would. Its `millpond.toml` is
 //! replaced, and the served version takes it over without a load.
 
 use std::path::Path;

@@ -1,12 +1,12 @@
 //! Waits until the machine runs evenly, and counts its stops.
 //!
-//! A virtual machine whose balloon reports free pages returns freed memory to its host: a sixteenth
-//! of the free memory every two seconds (`mm/page_reporting.c` of Linux). That takes about half a
-//! minute after a process with gigabytes has ended. If the host limits the machine's processor
-//! time, this work counts against it, and all cores stop at once. After 6 GiB were freed, they
-//! stopped for 34 ms of every 100, three times every two seconds, for half a minute. A guest sees
-//! neither steal nor a busy core meanwhile. If one arm frees much memory, the next arm would be
-//! charged for this.
+//! A virtual machine whose balloon reports free pages returns freed memory to its host. That is a
+//! sixteenth of the free memory every two seconds (`mm/page_reporting.c` of Linux). That takes
+//! about half a minute after a process with gigabytes has ended. If the host limits the machine's
+//! processor time, this work counts against it, and all cores stop at once. After 6 GiB were freed,
+//! they stopped for 34 ms of every 100, three times every two seconds, for half a minute. A guest
+//! sees neither steal nor a busy core meanwhile. If one arm frees much memory, the next arm would
+//! be charged for this.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use serde::Serialize;
 
 /// Minimum length of a stop. Threads that share a core take turns of 3 ms.
 const STOP: Duration = Duration::from_millis(10);
-/// Time without a stop after which the machine is even: reports are two to four seconds apart.
+/// Time without a stop after which the machine runs evenly. Reports are two to four seconds apart.
 const EVEN_FOR: Duration = Duration::from_secs(5);
 /// Length of one check.
 const CHECK_TIME: Duration = Duration::from_millis(500);
@@ -93,9 +93,8 @@ pub(crate) struct Stops {
     pub(crate) longest: Duration,
 }
 
-/// Counts stops until it is dropped. A thread of the highest ordinary priority wakes every 5 ms,
-/// and is late if the machine stopped (or if the system refuses the priority and all cores were
-/// busy).
+/// Counts stops until it is dropped. A thread of the highest ordinary priority wakes every 5 ms. It
+/// is late if the machine stopped, or if the system refuses the priority and all cores were busy.
 #[derive(Debug)]
 pub(crate) struct StopWatch {
     seen: Arc<StopCounts>,

@@ -10,8 +10,8 @@ use tokio::net::unix::pipe::Receiver;
 /// An alarm for one waiting task at a time.
 #[derive(Debug)]
 pub(crate) struct Timer {
-    /// A kernel timer, read like a pipe: the runtime's own wrapper of any descriptor has no safe
-    /// constructor.
+    /// Kernel timer that is read like a pipe, because the runtime's own wrapper of any descriptor
+    /// has no safe constructor.
     descriptor: Receiver,
 }
 
@@ -26,8 +26,8 @@ impl Timer {
         Ok(Timer { descriptor })
     }
 
-    /// Returns at `due`. If that has passed, returns after other ready tasks have run: a client
-    /// that is late would otherwise send and read nothing until it has caught up.
+    /// Returns at `due`. If that has passed, returns after other ready tasks have run. A client
+    /// that is late would otherwise send and read nothing until it is on time again.
     pub(crate) async fn until(&self, due: Instant) -> Result<()> {
         if due <= Instant::now() {
             tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! Photographs: points match only if their descriptors do, and lengths only up to a scale.
+//! Photographs. Points match only if their descriptors do, and lengths only up to a scale.
 //!
 //! Descriptors leave few candidates, so the order of the steps differs from that for fingerprints.
 //!
@@ -132,7 +132,7 @@ impl PhotoScratch {
         {
             hamming256_many(descriptor, probe.descriptors, &mut self.distances);
             let least = self.distances.iter().fold(u16::MAX, |least, &bits| least.min(bits));
-            // Most points have no partner: every descriptor is too far away.
+            // Most points have no partner, because every descriptor is too far away.
             if u32::from(least) > bits_max {
                 continue;
             }

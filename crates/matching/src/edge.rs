@@ -1,9 +1,9 @@
 //! Edges: quantities between two points that stay the same when an image is moved or turned.
 //!
-//! Lengths are in quarters of a pixel and angles in 65536 steps of a turn, so that both fit 16
-//! bits, angles wrap by themselves, and a vector register holds eight of them. Square roots are
-//! correctly rounded everywhere, the rest is integer arithmetic: the same edge gives the same bits
-//! on every machine.
+//! Lengths are in quarters of a pixel and angles in 65536 steps of a turn. So both fit 16 bits,
+//! angles wrap by themselves, and a vector register holds eight of them. Square roots are correctly
+//! rounded everywhere, and the rest is integer arithmetic. So the same edge gives the same bits on
+//! every machine.
 
 use crate::graph::Vertex;
 
@@ -12,7 +12,7 @@ pub(crate) const PER_PIXEL: u32 = 4;
 /// Lengths beyond this (8191 pixels) are cut to it, so that a difference of two fits a signed
 /// 16-bit number.
 pub(crate) const LENGTH_MAX: u16 = i16::MAX as u16 - 1;
-/// Coordinates beyond this are moved to it: squared distances then fit 32 bits. No image reaches
+/// Coordinates beyond this are moved to it, so that squared distances fit 32 bits. No image reaches
 /// it.
 pub(crate) const COORDINATE_MAX: i16 = 16_383;
 /// One degree in steps of an angle.
@@ -74,8 +74,8 @@ fn length(dx: i32, dy: i32) -> u16 {
 /// Returns the direction of (dx, dy), dy upwards, as an angle of 65536 steps; 0 for (0, 0).
 ///
 /// For a quotient q in 0 to 1 the arc tangent is q(45° + (1 - q)(14.02° + 3.80° q)) within 0.1°
-/// (Rajan, Wang, Inkol and Joyal, "Efficient approximations for the arctangent function", 2006): a
-/// fourteenth of what a direction of 256 steps resolves.
+/// (Rajan, Wang, Inkol and Joyal, "Efficient approximations for the arctangent function", 2006).
+/// That is a fourteenth of one of 256 steps of a direction.
 pub(crate) fn heading(dx: i32, dy: i32) -> u16 {
     let (ax, ay) = (dx.unsigned_abs(), dy.unsigned_abs());
     let (low, high) = if ax < ay { (ax, ay) } else { (ay, ax) };

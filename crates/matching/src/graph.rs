@@ -2,7 +2,7 @@
 
 use base::{Error, Result};
 
-/// Maximum vertices of a graph: an index fits a byte.
+/// Maximum vertices of a graph. An index fits a byte.
 pub const VERTICES_MAX: usize = 256;
 /// Bytes of a binary descriptor of a keypoint: 256 bits.
 pub const DESCRIPTOR_BYTES: usize = 32;

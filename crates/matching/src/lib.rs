@@ -6,14 +6,14 @@
 //! or turned.
 //!
 //! Matching finds edges that both graphs have and lets them vote for pairs of points, the roots. It
-//! grows a pairing from each root along further edges. Photographs are rigid: there it takes all
-//! pairs that agree with the pose of the root's edge. The score says how unlikely the best pairing
-//! is as a coincidence. The idea comes from the published description of `SourceAFIS`; the voting,
-//! the growth, the score and the extension to descriptors and scale are our own.
+//! grows a pairing from each root along further edges. Photographs are rigid, so for them it takes
+//! all pairs that agree with the pose of the root's edge. The score says how unlikely the best
+//! pairing is as a coincidence. The idea comes from the published description of `SourceAFIS`. The
+//! voting, the growth, the score and the extension to descriptors and scale are our own.
 //!
-//! This crate owns the graph, its record in a page of a segment, ISO/IEC 19794-2 templates, the
-//! matcher, the index of fingerprints, and synthetic graphs for tests and benches. It does no I/O
-//! and starts no thread. Scores depend on the two graphs alone: lengths and scores are
+//! This crate owns the graph, its record in a page of a segment, and ISO/IEC 19794-2 templates. It
+//! also owns the matcher, the index of fingerprints, and synthetic graphs for tests and benches. It
+//! does no I/O and starts no thread. Scores depend on the two graphs alone. Lengths and scores are
 //! single-precision floats in a fixed order of operations, so all machines that round as IEEE 754
 //! requires give the same values.
 //!

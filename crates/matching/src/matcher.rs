@@ -44,8 +44,8 @@ impl Scratch {
     }
 }
 
-/// Scores the similarity of the probe and the record: at least 0, never NaN, the same on every
-/// machine and in every thread.
+/// Scores the similarity of the probe and the record. The score is at least 0, never NaN, and the
+/// same on every machine and in every thread.
 ///
 /// # Errors
 /// `DataLoss` if the bytes are not a record of a graph.

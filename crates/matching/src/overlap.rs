@@ -1,6 +1,6 @@
 //! Alignment of two images, and the vertices of each within the other's outline.
 //!
-//! Two impressions of a finger share a part of it; within that part most points should have
+//! Two impressions of a finger share a part of it. Within that part most points should have
 //! partners. The outline is an octagon (the extent along eight directions): nearly as tight as a
 //! convex hull, and tested in a few additions.
 
@@ -40,7 +40,7 @@ impl Outline {
 }
 
 fn directions(x: f32, y: f32) -> [f32; 4] {
-    // The diagonals are not made to unit length: their margin is a little narrower.
+    // The diagonals are not made to unit length, so their margin is a little narrower.
     [x, y, x + y, x - y]
 }
 

@@ -96,8 +96,9 @@ impl Pose {
         (square <= most && square * most >= 1.0).then_some(self)
     }
 
-    /// Returns two squared distances in the record's pixels: of the record's vertex from its
-    /// expected position, and of the probe's vertex from the pose's centre.
+    /// Returns two squared distances in the record's pixels. The first is that of the record's
+    /// vertex from its expected position, the second that of the probe's vertex from the pose's
+    /// centre.
     fn off(&self, pair: PointPair) -> (f32, f32) {
         let (x, y) = (f32::from(pair.probe.x) - self.from.0, f32::from(pair.probe.y) - self.from.1);
         let (sx, sy) = (self.re * x - self.im * y, self.re * y + self.im * x);
@@ -133,9 +134,9 @@ impl Pose {
     }
 }
 
-/// Leaves the pairs that agree with the pose of the pairs `root` in `agreed`: first with that pose,
-/// whose error grows with the distance, then with the pose fitted to them. `near` is the tolerance
-/// of a position in the record's pixels.
+/// Leaves the pairs that agree with the pose of the pairs `root` in `agreed`. First takes that
+/// pose, whose error grows with the distance, and then the pose fitted to the agreeing pairs.
+/// `near` is the tolerance of a position in the record's pixels.
 pub(crate) fn verify(
     pairs: &[PointPair],
     root: (usize, usize),

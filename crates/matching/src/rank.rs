@@ -1,9 +1,9 @@
 //! The order of results of both stages.
 //!
 //! A score above the threshold is proof, and proven candidates come first. A lower score says
-//! little, especially for images with few points; there the similarity of embeddings is the better
-//! guess. So the result is never worse than the result of the coarse stage unless a wrong candidate
-//! is accepted.
+//! little, especially for images with few points. There the similarity of embeddings is the better
+//! estimate. So the result is never worse than the result of the coarse stage unless a wrong
+//! candidate is accepted.
 
 use std::cmp::Ordering;
 

@@ -1,7 +1,7 @@
 //! Reference implementation of the matcher, in its simplest form. The fast matcher must give the
 //! same evidence, bit for bit.
 //!
-//! It has no filing of edges, no vector registers, no heap and no reused memory: it sorts, and
+//! It has no filing of edges, no vector registers, no heap and no reused memory. It sorts, and
 //! loops over everything. The arithmetic (an edge, an outline, a score) is shared.
 
 use crate::described::evidence;
@@ -176,7 +176,7 @@ fn described(
     let mut roots = Vec::new();
     for (index, t) in tentative.iter().enumerate() {
         let votes = |scale: u32| t.links.iter().filter(|link| same_scale(link.1, scale)).count();
-        // `max_by_key` gives the last of the best: the first one is wanted.
+        // `max_by_key` returns the last of the best, and the first one is wanted.
         if let Some(best) = t.links.iter().rev().max_by_key(|link| votes(link.1)) {
             roots.push((votes(best.1), index, best.0));
         }

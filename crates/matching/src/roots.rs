@@ -19,7 +19,8 @@ pub(crate) struct Root {
     pub(crate) votes: u8,
 }
 
-/// Counts the votes for every pair; `votes` has a row of `probes` for each vertex of the record.
+/// Counts the votes for every pair into `votes`, which has a row of `probes` counts for each vertex
+/// of the record.
 pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Vec<u8>) {
     votes.clear();
     votes.resize(probes * record.len(), 0);
@@ -38,13 +39,13 @@ pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Ve
     }
 }
 
-/// Picks the pairs with the most votes, best first, at most [`ROOTS_MAX`]; among equal pairs, the
-/// pairs with lower record and probe vertices come first.
+/// Picks the pairs with the most votes, best first, at most [`ROOTS_MAX`]. Among equal pairs, those
+/// with lower record and probe vertices come first.
 pub(crate) fn pick(votes: &[u8], probes: usize, roots: &mut Vec<Root>) {
     roots.clear();
     let (eights, rest) = votes.as_chunks::<8>();
     for (chunk, eight) in eights.iter().enumerate() {
-        // Most pairs have too few votes: eight of them are skipped at once.
+        // Most pairs have too few votes, so eight of them are skipped at once.
         if u64::from_ne_bytes(*eight) & TOO_FEW != 0 {
             gather(eight, chunk * 8, probes, roots);
         }

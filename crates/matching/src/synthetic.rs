@@ -3,8 +3,8 @@
 //! Fingerprints have 25 to 50 minutiae in an ellipse of 200 by 280 pixels. No two are nearer than a
 //! ridge period (9 pixels), and directions follow a field that turns slowly across the finger.
 //! Photographs have 256 points in clusters, as corners are, with random descriptors. A distorted
-//! copy stands for another impression of the same thing: turned, shifted, bent, jittered, with
-//! points lost and false ones added, and some descriptor bits flipped.
+//! copy is like another impression of the same thing. It is turned, shifted, bent and jittered.
+//! Points are lost, false points are added, and some descriptor bits are flipped.
 
 use crate::graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
 
@@ -45,9 +45,9 @@ pub fn fingerprint(seed: u64) -> Graph {
 /// Returns an impression of a finger for large galleries; the same one for the same seed.
 ///
 /// It has the statistics of the 640 templates of FVC2002 and FVC2004 (B sets): the number of
-/// minutiae, their distances, the directions of neighbours, and the scores of impostors, which
-/// [`fingerprint`] does not reach. Neighbouring minutiae mostly point the same way along their
-/// ridges, some minutiae are close together, and some directions are false
+/// minutiae, their distances, the directions of neighbours, and the scores of impostors.
+/// [`fingerprint`] does not reach these scores. Neighbouring minutiae mostly point the same way
+/// along their ridges, some minutiae are close together, and some directions are false
 /// (`docs/adr/0020-fingerprint-index.md`).
 #[must_use]
 pub fn impression(seed: u64) -> Graph {
@@ -177,8 +177,8 @@ fn steps(turns: f32) -> u8 {
     ((turns * 256.0).round() as i32).rem_euclid(256) as u8
 }
 
-/// The direction of ridges across a finger: a loop or a whorl about a core (the model of Sherlock
-/// and Monro, 1993: half the angle to the core less half the angle to the delta).
+/// The direction of ridges across a finger, which has a loop or a whorl about a core. In the model
+/// of Sherlock and Monro (1993), it is half the angle to the core less half the angle to the delta.
 struct OrientationField {
     core: (f32, f32),
     delta: (f32, f32),

@@ -1,14 +1,14 @@
 //! Memory of model parameters, and loads into it that do not stall serving threads.
 //!
 //! # The decision
-//! Swapping a large model stalls the threads that serve. The cause is not the allocator's locks but
-//! the kernel: it clears fresh pages, fills the page cache and takes the address space's lock for
-//! whole operations. So parameters never go through malloc and never through the page cache. They
-//! live in a [`SlotPool`]: one reservation of huge pages, faulted in slowly before the server is
-//! ready and recycled from version to version. A [`ParameterStore`] reads weights with O_DIRECT
-//! straight into their final place, in paced slices that are hashed while they are still in the
-//! core's cache. Chunks with the hash of a loaded one are shared. Loading a new version beside an
-//! old one then costs disk reads and nothing else.
+//! Swapping a large model stalls the threads that serve. The cause is the kernel and not the
+//! allocator's locks. The kernel clears fresh pages, fills the page cache and takes the address
+//! space's lock for whole operations. So parameters never go through malloc and never through the
+//! page cache. They live in a [`SlotPool`]: one reservation of huge pages, faulted in slowly before
+//! the server is ready and recycled from version to version. A [`ParameterStore`] reads weights
+//! with O_DIRECT straight into their final place, in paced slices that are hashed while they are
+//! still in the core's cache. Chunks with the hash of a loaded one are shared. Loading a new
+//! version beside an old one then costs disk reads and nothing else.
 //!
 //! # The invariant
 //! While a server serves, this crate maps and unmaps nothing. A load into recycled slots causes

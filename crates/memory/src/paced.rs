@@ -63,7 +63,7 @@ impl PacedReader {
         self.source.bytes()
     }
 
-    /// Fills `buffer` from `offset` without bringing it into the processor's cache: the data is not
+    /// Fills `buffer` from `offset` without bringing it into the processor's cache. The data is not
     /// read again soon, and must not evict the data of serving threads. Calls `each` on every part
     /// in order before it is copied, so that the caller can hash it.
     ///

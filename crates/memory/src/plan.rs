@@ -27,8 +27,8 @@ pub(crate) enum ChunkPlace<R> {
     Fresh { region: usize, offset: usize },
 }
 
-/// A contiguous part of the file that goes to a contiguous part of a region: one large chunk, or
-/// neighbouring small chunks of at most [`SLICE_BYTES`] together.
+/// A contiguous part of the file that goes to a contiguous part of a region. It is one large chunk,
+/// or several neighbouring small chunks of at most [`SLICE_BYTES`] together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileSpan {
     /// Offset in the file.

@@ -90,8 +90,8 @@ impl SlotPool {
         SlotPool::placed(config, None)
     }
 
-    /// Reserves address space as [`new`](Self::new), whose memory comes from NUMA node `node`
-    /// alone: for example a memory expander on CXL, which is a node without processors.
+    /// Reserves address space as [`new`](Self::new), with memory from NUMA node `node` alone. Such
+    /// a node is for example a memory expander on CXL, which has no processors.
     ///
     /// # Errors
     /// As `new`; `InvalidArgument` if the system has no such node or refuses the placement.

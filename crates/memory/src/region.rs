@@ -28,7 +28,7 @@ impl Run {
     fn protect(&self, protection: libc::c_int) -> std::io::Result<()> {
         let bytes = self.slots.len() * SLOT_BYTES;
         // SAFETY: the slots are mapped and this run's alone. Removing write access is safe because
-        // no mutable reference exists: `seal` is on a frozen region, whose bytes are never written.
+        // no mutable reference exists. `seal` is on a frozen region, whose bytes are never written.
         // Restoring it always is.
         match unsafe { libc::mprotect(self.start().cast(), bytes, protection) } {
             0 => Ok(()),
@@ -99,13 +99,14 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.0.start(), self.0.bytes) }
     }
 
-    /// Makes the processor refuse writes until the slots return to the pool: for a library that
-    /// gets pointers it could write through.
+    /// Makes the processor refuse writes until the slots return to the pool. It is for a library
+    /// that gets pointers it could write through.
     ///
     /// # Errors
     /// `ResourceExhausted` if the system cannot split its mappings further.
     pub fn seal(&self) -> Result<()> {
-        // Before the call: a call that fails may have made a part of the slots read-only.
+        // Set before the call, because a call that fails may have made a part of the slots
+        // read-only.
         self.0.sealed.store(true, Ordering::Relaxed);
         self.0
             .protect(libc::PROT_READ)

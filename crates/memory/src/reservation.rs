@@ -66,8 +66,8 @@ impl AddressReservation {
             // without huge pages.
             let _ = reservation.advise_all(libc::MADV_NOHUGEPAGE);
         }
-        // Parameters are on disk already, so core dumps leave them out. So do forked children: a
-        // fork would copy page tables and write-protect every page.
+        // Parameters are on disk already, so core dumps leave them out. So do forked children,
+        // because a fork would copy page tables and write-protect every page.
         let _ = reservation.advise_all(libc::MADV_DONTDUMP);
         let _ = reservation.advise_all(libc::MADV_DONTFORK);
         // Advice on zero bytes only checks that the kernel knows it.

@@ -2,7 +2,7 @@
 //! bookkeeping without access to memory, so it is tested against a naive reference.
 //!
 //! Taking a run prefers slots with memory (best fit, so that long runs stay whole). If there are
-//! too few, it takes the run that needs the least new memory, and names slots elsewhere to release
+//! too few, it takes the run that needs the least new memory. It names slots elsewhere to release
 //! first, so that the budget holds. Address space is plentiful, so fresh addresses solve
 //! fragmentation.
 

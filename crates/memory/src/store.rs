@@ -174,8 +174,8 @@ impl ParameterStore {
     /// return to the pool.
     ///
     /// # Errors
-    /// `DataLoss` if the file is truncated or a chunk does not match its hash, `ResourceExhausted`
-    /// if the pool has no room, `Cancelled` after `stop`, and the errors of opening and reading a
+    /// `DataLoss` if the file is truncated or a chunk does not match its hash. `ResourceExhausted`
+    /// if the pool has no room. `Cancelled` after `stop`. Also the errors of opening and reading a
     /// file.
     pub fn load(&self, file: &Path, chunks: &[Chunk], stop: &AtomicBool) -> Result<Loaded> {
         let started = Instant::now();
@@ -204,8 +204,8 @@ impl ParameterStore {
         Ok(Loaded { placed, report })
     }
 
-    /// Opens `file` for a library that reads it itself: past the page cache if possible, at the
-    /// store's rate, until `stop` is set.
+    /// Opens `file` for a library that reads it itself, past the page cache if possible. Reads keep
+    /// to the store's rate, and end once `stop` is set.
     ///
     /// # Errors
     /// Returns the errors of [`DirectFile::open`]; `Cancelled` after `stop`.

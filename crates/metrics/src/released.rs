@@ -1,5 +1,5 @@
-//! Series of released versions. They stay for a short time: a scraper that reads them a last time
-//! gets the requests since its scrape before.
+//! Series of released versions. They stay for a short time, so that a scraper that reads them a
+//! last time gets the requests since its scrape before.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 
 use crate::Metrics;
 
-/// Time for which the series of a released version stay: two scrapes a minute apart, and a margin.
+/// Time for which the series of a released version stay. It is two scrapes a minute apart, and a
+/// margin.
 const KEPT_TIME: Duration = Duration::from_secs(150);
 /// Most released versions whose series stay. The oldest ones of more end at once.
 const KEPT_MAX: usize = 128;

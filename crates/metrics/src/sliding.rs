@@ -2,7 +2,7 @@
 //!
 //! Recording takes one uncontended lock, and no allocation once a window had requests in each
 //! second. The reader does the merge, once a scrape. The histograms of an idle window are freed,
-//! also without a scrape: a server may have thousands of models, of which most have no requests
+//! also without a scrape. A server may have thousands of models, of which most have no requests
 //! now.
 
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 pub const WINDOW_SECONDS_MAX: usize = 60;
 /// Longest latency in microseconds (100 s); longer ones count as this.
 const LATENCY_US_MAX: u64 = 100_000_000;
-/// Two significant digits: a p999 is known to 1 %.
+/// Two significant digits, so a p999 is known to 1 %.
 const DIGITS: u8 = 2;
 
 /// Figures of a window.
@@ -124,7 +124,7 @@ impl SlidingHistogram {
             }
             slots.len() as f64
         };
-        // The running second is not a whole one: a rate over it would be up to 10 % too low.
+        // The running second is incomplete, so a rate over it would be up to 10 % too low.
         let running = f64::from(elapsed.subsec_nanos()) / 1e9;
         let seconds = (window - 1.0).min(second as f64) + running;
         // The first requests of a window are no rate yet.

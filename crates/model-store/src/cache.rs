@@ -226,7 +226,7 @@ impl StoreCache {
             std::fs::rename(&from, &to).map_err(|error| Error::io(&to, &error))?;
             return sync_directory(&parent);
         }
-        // Neither record nor journal: after a kill, the version is fetched again.
+        // If neither record nor journal is there after a kill, the version is fetched again.
         let _ = std::fs::remove_file(&record);
         let _ = std::fs::remove_file(from.with_extension("journal"));
         exchange(&from, &to, &self.trash(model, version))?;

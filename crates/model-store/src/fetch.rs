@@ -446,7 +446,7 @@ async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> R
 
 impl FetchJournal {
     /// Opens the journal of a staged version. Empties both if they are of another listing, or if a
-    /// file of the journal is missing: a kill after the version was moved to the models leaves only
+    /// file of the journal is missing. A kill after the version was moved to the models leaves only
     /// the journal. The missing bytes of a version without hashes would then count as fetched.
     fn open(staging: &Path, fingerprint: &str) -> Result<FetchJournal> {
         let path = staging.with_extension("journal");

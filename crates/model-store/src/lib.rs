@@ -6,8 +6,9 @@
 //! from a local disk.
 //!
 //! One listing finds the changes of a whole root. A published version is complete if it has a
-//! manifest whose files are there; a version of another layout is complete if its listing has not
-//! changed for a while. Only tensors that no cached version has are fetched.
+//! manifest and the files of that manifest are there. A version of another layout is complete if
+//! its listing has not changed for the settle time. Only tensors that no cached version has are
+//! fetched.
 //!
 //! # Modules
 //! * A directory in a store: `place` opens it, `options` are its settings, `listing` groups its

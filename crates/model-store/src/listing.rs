@@ -98,8 +98,8 @@ pub(crate) fn fingerprint(files: &[RemoteFile]) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// Groups `objects` below `prefix`. If `model` is set, `prefix` is that model's directory;
-/// otherwise each subdirectory is a model.
+/// Groups `objects` below `prefix`. If `model` is set, `prefix` is that model's directory.
+/// Otherwise each subdirectory is a model.
 pub(crate) fn group(objects: &[ObjectMeta], prefix: &Path, model: Option<&str>) -> StoreListing {
     let mut listing = StoreListing::default();
     if let Some(model) = model {
@@ -151,7 +151,7 @@ fn add(model: &mut RemoteModel, parts: &[String], object: &ObjectMeta) {
             model.files.push(file(parts));
         }
         [version, rest @ ..] if !rest.is_empty() => {
-            // "7" and "007" are one version: the shorter name wins, as on a disk.
+            // "7" and "007" are one version. The shorter name wins, as on a disk.
             if let Some(number) = number(version).filter(|number| number.to_string() == *version) {
                 model.versions.entry(number).or_default().files.push(file(rest));
             }

@@ -1,9 +1,9 @@
 //! Keeps local copies of stores in step with them.
 //!
-//! Each store has its own pace: a listing every poll while something changes, then half as often at
-//! each step down to one a minute, and at once if [`ListingRequests`] ask. A failure is logged and
-//! tried again at the same pace; the copies continue to serve. Several stores are checked at the
-//! same time, so that a store that does not answer delays no other one.
+//! Each store has its own pace. It is listed every poll while something changes, and then half as
+//! often at each step down to once a minute. It is listed at once if [`ListingRequests`] requests
+//! it. A failure is logged and tried again at the same pace; the copies continue to serve. Several
+//! stores are checked at the same time, so that a store that does not answer delays no other one.
 
 mod checks;
 mod first_copy;
@@ -51,7 +51,7 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Returns true if a version of a model in a directory of models is in use, so that its files must
 /// stay.
 pub type InUse = Box<dyn Fn(&Path, &str, u64) -> bool + Send>;
-/// Returns true if a version of a model has failed: its copy may be damaged, and an earlier version
+/// Returns true if a version of a model has failed. Its copy may be damaged, and an earlier version
 /// should serve.
 pub type HasFailed = Box<dyn Fn(&str, u64) -> bool + Send>;
 /// Returns the stores to follow.
@@ -368,7 +368,7 @@ impl SyncContext {
 }
 
 impl MirrorThread {
-    /// Stops following and waits for the thread, for at most 10 s: a call into a file system that
+    /// Stops following and waits for the thread, for at most 10 s. A call into a file system that
     /// does not answer cannot be stopped. The fetched part of a version is kept.
     pub fn stop(&self) {
         self.stop_until(Instant::now() + STOP_WAIT_MAX);

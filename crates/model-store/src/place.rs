@@ -139,7 +139,7 @@ impl StorePlace {
     }
 
     /// Returns the same place for requests of clients. If the store refuses the credentials, its
-    /// error is `Unavailable`: the state of a collection is no reason, and no client can correct
+    /// error is `Unavailable`. The state of a collection is no reason, and no client can correct
     /// the credentials.
     #[must_use]
     pub fn for_clients(self) -> StorePlace {
@@ -197,7 +197,7 @@ impl StorePlace {
     }
 
     /// Lists a store of models. Requires that the directory of a `file://` URL exists. The listing
-    /// of a missing directory is empty, which would remove all copies: its file system may not be
+    /// of a missing directory is empty, which would remove all copies. Its file system may not be
     /// mounted.
     ///
     /// # Errors

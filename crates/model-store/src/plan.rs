@@ -67,8 +67,8 @@ pub(crate) struct CachedContents {
 }
 
 impl CachedContents {
-    /// Reads the manifests of the version directories that `dirs` returns, at the first call only:
-    /// a store may have thousands of versions.
+    /// Reads the manifests of the version directories that `dirs` returns. Reads them at the first
+    /// call only, because a store may have thousands of versions.
     pub(crate) fn read_once(&mut self, dirs: impl FnOnce() -> Vec<PathBuf>) {
         if !self.is_read {
             self.is_read = true;

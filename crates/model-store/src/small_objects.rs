@@ -56,7 +56,7 @@ impl SmallObjects {
     }
 
     /// Does the same as [`SmallObjects::create`], and also returns true if the object is there with
-    /// the same bytes: the client of a store repeats a request after an error of the server, and
+    /// the same bytes. The client of a store repeats a request after an error of the server, and
     /// may then find its own object.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl SmallObjects {
     ///
     /// # Errors
     /// `Unavailable` after the time limit, even if a process that was stopped finds an answer when
-    /// it continues: the store may have changed since.
+    /// it continues. The store may have changed in the meantime.
     pub async fn within<T>(&self, request: impl Future<Output = T>) -> Result<T> {
         let began = Instant::now();
         match tokio::time::timeout(self.limit, request).await {

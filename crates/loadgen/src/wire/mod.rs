@@ -1,4 +1,5 @@
-//! Requests as bytes: encoded once before the clock starts, for each API over each transport.
+//! Requests as bytes, for each API over each transport. They are encoded once before the clock
+//! starts.
 
 mod names;
 mod oip;

@@ -18,7 +18,7 @@ const ANGLE_PAIRS: usize = ANGLES * (ANGLES + 1) / 2;
 pub(crate) const CELLS: usize = LENGTHS * ANGLE_PAIRS;
 /// Nearest neighbours whose edges a print is filed with.
 const FILED: usize = 6;
-/// Maximum edges of a print that are filed: their number fits a byte.
+/// Maximum edges of a print that are filed. Their number fits a byte.
 pub(crate) const FILED_MAX: usize = 255;
 
 /// An edge with angles of 256 steps.
@@ -131,7 +131,7 @@ impl EdgeFinder {
         thin(out);
     }
 
-    /// Returns the edges of a query: the edges to all neighbours of its stars, because a minutia
+    /// Returns the edges of a query. They lead to all neighbours of its stars, because a minutia
     /// that is missing in one print moves others up.
     pub(crate) fn asked(&mut self, vertices: impl Iterator<Item = Vertex>) -> Vec<HeadedEdge> {
         let mut out = Vec::new();

@@ -105,7 +105,7 @@ impl EdgeIndex {
         out
     }
 
-    /// Reads stored bytes. Lists are checked when they are read: a wrong row is ignored.
+    /// Reads stored bytes. Lists are checked when they are read, and a wrong row is ignored.
     ///
     /// # Errors
     /// `DataLoss` if the bytes are not such an index; `FailedPrecondition` for another version.

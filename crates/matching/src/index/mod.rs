@@ -1,11 +1,11 @@
-//! An index of fingerprints: finds the few prints that can be the query's finger, without reading
-//! the others.
+//! An index of fingerprints. It finds the few prints that can be the query's finger, without
+//! reading the others.
 //!
 //! Each edge between neighbouring minutiae has a length and two angles that stay the same when the
 //! print is moved or turned. They are quantised to a cell. For each cell the index lists the prints
 //! with such an edge, and the heading of the edge in the print. An edge of the query votes for the
 //! prints of the cells that it can fall into. Two prints of one finger differ by one rotation, so
-//! votes are counted apart by the difference of headings, and a print's score is the largest sum of
+//! votes are counted for each difference of headings. The score of a print is the largest sum of
 //! two neighbouring counts.
 //!
 //! The weight of a vote is its evidence: the logarithm of how much more likely the edge falls into

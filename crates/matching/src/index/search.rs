@@ -179,7 +179,8 @@ fn vote(block: &PostingBlock, read: ListRead, counts: &mut [[u16; TURNS]]) {
     }
 }
 
-/// Returns the largest sum of two neighbouring counts: a rotation may lie on the border of two.
+/// Returns the largest sum of two neighbouring counts, because a rotation may lie on the border of
+/// two.
 fn best_turn(counts: &[u16; TURNS]) -> u16 {
     let mut best = counts[TURNS - 1].saturating_add(counts[0]);
     for (left, right) in counts.iter().zip(&counts[1..]) {

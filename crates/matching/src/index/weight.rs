@@ -12,9 +12,9 @@ pub(crate) const WEIGHT_MIN: i32 = 4 * PER_NAT;
 /// Weight that a row loses for each edge it is filed with: the weight that an edge gets by chance.
 pub(crate) const CHANCE: i32 = 2;
 
-/// Logarithm of the probability that an edge of the same finger falls into a cell of lengths, by
-/// the distance of its length to the cell's middle in pixels. The error is normal with a deviation
-/// of 4 pixels.
+/// Logarithm of the probability that an edge of the same finger falls into a cell of lengths. The
+/// index is the distance in pixels of the edge's length to the middle of the cell. The error is
+/// normal with a deviation of 4 pixels.
 const LENGTH: [i8; 11] = [-3, -3, -4, -5, -7, -9, -11, -13, -16, -20, -24];
 /// The same for an angle, by the distance to the cell's middle in steps of 256 less a half. The
 /// deviation is 7 steps, about 10°.

@@ -10,11 +10,11 @@ use crate::graph::{Graph, VERTICES_MAX, Vertex};
 pub(crate) const PER_CENTIMETRE: u32 = 197;
 /// Coordinates have 14 bits.
 pub(crate) const COORDINATE_MAX: i32 = 0x3FFF;
-/// Maximum minutiae of a view: the count is a byte.
+/// Maximum minutiae of a view. The count is a byte.
 pub(crate) const MINUTIAE_MAX: usize = 255;
 
-/// Returns the quality that a byte states. 0 and values above 100 state none: many programs write 0
-/// if they do not measure the quality.
+/// Returns the quality that a byte states. 0 and values above 100 state none, because many programs
+/// write 0 if they do not measure the quality.
 pub(crate) fn stated_quality(byte: u8) -> Option<u8> {
     (1..=100).contains(&byte).then_some(byte)
 }

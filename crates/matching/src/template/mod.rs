@@ -110,8 +110,8 @@ pub struct TemplateView {
     /// Quality that the template states, 1 to 100, on the scale of its writer; `None` if it states
     /// none.
     pub quality: Option<u8>,
-    /// Finger that the template states: 1 to 5 from the right thumb to the right little finger, 6
-    /// to 10 the same of the left hand; `None` if it states no finger or several.
+    /// Finger that the template states, or `None` if it states no finger or several. 1 to 5 are the
+    /// right thumb to the right little finger, and 6 to 10 the same of the left hand.
     pub finger: Option<u8>,
     /// Byte range of the view in the template.
     pub(crate) bytes: Range<usize>,

@@ -43,8 +43,8 @@ impl HeaderLayout {
     }
 }
 
-/// Returns the template of one view of the template `bytes`: the header and the bytes of the view,
-/// so that all of its fields remain. `view` is of [`super::views`] of these bytes.
+/// Returns the template of one view of the template `bytes`. It has the header and the bytes of the
+/// view, so that all of its fields remain. `view` is of [`super::views`] of these bytes.
 ///
 /// # Errors
 /// `InvalidArgument` if the view is of other bytes.

@@ -98,7 +98,7 @@ impl UnusedCache {
             }
             self.cache.make_directories()?;
         }
-        // Without the lock: large files take time, and a server may start meanwhile.
+        // The lock is not held, because large files take time and a server may start meanwhile.
         change_if_there(std::fs::remove_dir_all, &evicted)?;
         Ok(true)
     }

@@ -33,7 +33,7 @@ const SETTINGS_NAME: &str = "millpond.toml";
 /// Result of one check of a store.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SyncOutcome {
-    /// True if work remains: a copy failed, or a version may still change.
+    /// True if work remains, because a copy failed or a version may still change.
     pub(crate) pending: bool,
     /// True if a copy failed.
     pub(crate) failed: bool,
@@ -84,7 +84,7 @@ pub(crate) struct Follower {
     settling: BTreeMap<(String, u64), SettlingVersion>,
     /// Versions with wrong bytes, which are not fetched again.
     damaged: BTreeMap<(String, u64), DamagedVersion>,
-    /// Versions that have failed and whose copies were checked since.
+    /// Failed versions whose copies were checked after the failure.
     pub(super) checked: BTreeSet<(String, u64)>,
     /// Number of times that a damaged copy of a version was fetched again.
     pub(super) repairs: BTreeMap<(String, u64), u32>,
@@ -361,8 +361,8 @@ impl Follower {
         problem.push_str(&text);
     }
 
-    /// Returns the policy of a model, from the first of these that has one: its settings file, the
-    /// server's settings for it, the settings of the root.
+    /// Returns the policy of a model: that of its settings file, else that of the server's settings
+    /// for it, else that of the settings of the root.
     pub(super) fn policy(&self, name: &str) -> VersionPolicy {
         let settings = std::fs::read_to_string(self.cache.model_dir(name).join(SETTINGS_NAME));
         let own = settings.ok().and_then(|text| lifecycle::version_policy(&text));
@@ -371,7 +371,7 @@ impl Follower {
     }
 
     /// Copies the files beside a model's versions. Removes settings that two listings in a row
-    /// lack: without them, a model would serve other versions. Removes other files, such as
+    /// lack. Without them, a model would serve other versions. Removes other files, such as
     /// recorded requests, at once. Returns true if settings are missed for the first time.
     async fn sync_files(&mut self, name: &str, model: &RemoteModel) -> Result<bool> {
         let before = self.missed_files.remove(name).unwrap_or_default();

@@ -16,8 +16,8 @@ impl Follower {
     /// Returns true if a version has failed and no copied version of its model is in use, so that
     /// an earlier one should be copied.
     ///
-    /// While one is in use, the copies stay as they are: an earlier version that was withdrawn and
-    /// whose copy was removed must not come back as a new one.
+    /// While one is in use, the copies stay as they are. An earlier version that was withdrawn and
+    /// then removed must not come back as a new one.
     pub(super) fn needs_fallback(&self, context: &SyncContext, model: &str, version: u64) -> bool {
         let is_used = |version| (context.in_use)(&self.source.models_dir, model, version);
         // Hundreds of models may fail, so the copies of other models are not read.

@@ -7,9 +7,9 @@ use lifecycle::VersionPolicy;
 use super::follower::{FALLBACKS_MAX, Follower, SyncContext};
 
 impl Follower {
-    /// Removes parts of versions that are not wanted if the disk is full, then copies of stores
-    /// that no server follows, then the least recently wanted versions, until `bytes` of a version
-    /// fit.
+    /// Makes room until `bytes` of a version fit. If the disk is full, first removes parts of
+    /// versions that are not wanted. Then removes copies of stores that no server follows, and then
+    /// the least recently wanted versions.
     pub(super) fn make_room(
         &self,
         context: &SyncContext,
@@ -24,8 +24,8 @@ impl Follower {
         let on_disk = self.cache.staged_bytes(model, version);
         let missing = bytes.saturating_sub(on_disk);
         if self.cache.free_bytes().is_some_and(|free| free <= missing) {
-            // The parts of wanted versions stay: two large versions whose fetches break off would
-            // otherwise remove each other's parts for ever.
+            // The parts of wanted versions stay. Otherwise two large versions whose fetches break
+            // off would remove each other's parts for ever.
             self.cache.retain_staging(|other, staged| {
                 (other == model && staged == version)
                     || (self.is_listed(other, staged) && self.is_wanted(context, other, staged))
@@ -91,7 +91,7 @@ impl Follower {
     }
 
     /// Returns true if the last listing has the version and the policy chooses it, also in place of
-    /// a version that has failed, or if there is no listing yet.
+    /// a version that has failed. Returns true too if there is no listing yet.
     fn is_wanted(&self, context: &SyncContext, model: &str, version: u64) -> bool {
         let Some(listing) = &self.listed else { return true };
         let newer = listing.models.get(model).into_iter();

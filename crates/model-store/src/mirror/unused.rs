@@ -7,8 +7,8 @@ use super::StoreMirror;
 use super::follower::{Follower, SyncContext};
 use crate::cache::{UnusedCache, unused_caches};
 
-/// Returns true if the copies of an unused cache must stay: its store is configured and could not
-/// be opened, or a version of it is in use.
+/// Returns true if the copies of an unused cache must stay, because its store is configured and
+/// could not be opened, or because a version of it is in use.
 fn is_kept(cache: &UnusedCache, context: &SyncContext) -> bool {
     let models_dir = cache.models_dir();
     // The models of a store that was just removed may still serve.
@@ -52,11 +52,11 @@ impl SyncContext {
 }
 
 impl Follower {
-    /// Removes caches of stores that no server follows, the least recently wanted first, until
-    /// `fits` accepts the bytes in use: `used` and those of the remaining caches.
+    /// Removes caches of stores that no server follows, the least recently wanted first. Stops if
+    /// `fits` accepts the bytes in use, which are `used` and those of the remaining caches.
     ///
-    /// They are removed only if their room is needed: a server that does not run at the moment may
-    /// follow their stores.
+    /// They are removed only if their room is needed, because a server that does not run at the
+    /// moment may follow their stores.
     pub(super) fn evict_unused(
         &self,
         context: &SyncContext,

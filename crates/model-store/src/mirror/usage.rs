@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Bytes of the copies of each store, by directory of models. A version counts from the moment at
-/// which there is room for it: other stores must not use the same room while it is fetched.
+/// which there is room for it, so that other stores do not use the same room while it is fetched.
 #[derive(Default)]
 pub(crate) struct CacheUsage(RefCell<BTreeMap<PathBuf, u64>>);
 
