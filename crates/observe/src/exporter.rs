@@ -35,7 +35,7 @@ fn wants_classic(accept: &str) -> bool {
     accept.contains("text/plain") && !accept.contains("openmetrics-text")
 }
 
-/// Converts OpenMetrics to the older text format: counters are declared by the names of their
+/// Converts OpenMetrics to the older text format. Counters are declared by the names of their
 /// samples, and units and exemplars are left out.
 fn classic(exposition: &str) -> String {
     let mut text = String::with_capacity(exposition.len());
@@ -388,7 +388,7 @@ fn memory(parts: &ObservedParts) {
         set("heap_allocated", heap.allocated);
         set("heap_resident", heap.resident);
     }
-    // Read each time: the limit of a running container can change.
+    // Read each time, because the limit of a running container can change.
     let quota = CpuQuota::of_this_process();
     parts.metrics.cpu_limit_cores.set(quota.map_or(0.0, |quota| quota.cores));
     parts

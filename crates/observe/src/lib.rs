@@ -1,8 +1,8 @@
 //! Records of the server's work, for operators: the request log, spans of requests and loads, the
 //! journal of events, and the exposition of metrics.
 //!
-//! Recording is cheap and bounded: a request sends a copy to a bounded queue or adds to a counter,
-//! and never waits for a disk, a collector or a reader. The [`Exporter`] gets handles of the parts
+//! Recording is cheap and bounded. A request sends a copy to a bounded queue or adds to a counter.
+//! It never waits for a disk, a collector or a reader. The [`Exporter`] gets handles of the parts
 //! that it reads ([`ObservedParts`]). The crate starts, stops and changes none of them.
 //!
 //! # Modules

@@ -69,7 +69,7 @@ pub(crate) fn tfs(parts: &ObservedParts, merged: &Mutex<MergedRuns>) -> String {
 type SizeCounts = [u64; BATCH_SIZE_BOUNDS.len() + 1];
 
 /// Runs of all models that merge requests, since the start. They include those of models that were
-/// removed: a smaller sum would look like a restart, after which all of it counts as new.
+/// removed. A smaller sum would look like a restart, after which all of it counts as new.
 #[derive(Default)]
 pub(crate) struct MergedRuns {
     /// Runs of each model at the last reading, of any mode.

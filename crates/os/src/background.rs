@@ -1,21 +1,21 @@
 //! Work at low priority that gets done on a busy machine too.
 //!
-//! A thread of idle priority costs other threads nothing, and gets next to no time on a machine
-//! that is fully busy: a version that should end an overload would never be loaded. No thread can
+//! A thread of idle priority costs other threads nothing, and gets nearly no time on a machine that
+//! is fully busy. A version that should end an overload would then never be loaded. No thread can
 //! leave idle priority again without a privilege. So [`BackgroundRunner`] runs work on an idle
 //! thread and watches it from a thread of ordinary priority. If the idle thread starves, the runner
 //! stops it and does the work again on a thread of ordinary priority.
 //!
-//! No thread can be ended from outside. So the runner never does work on its caller's thread: it
+//! No thread can be ended from outside. So the runner never does work on its caller's thread. It
 //! abandons a thread that does not return, and a new one takes its place.
 //!
 //! [`spawn_pair`] is for repeated work with its own rule for escalation, such as the flushes of a
-//! collection: both threads exist all the time, and the one of ordinary priority finds work only if
+//! collection. Both threads exist all the time. The thread of ordinary priority finds work only if
 //! the other one has fallen behind.
 //!
 //! Threads inherit the priority of the thread that starts them. [`at_ordinary_priority`] is for a
 //! library that starts threads for requests while an idle thread loads a model. [`at_low_priority`]
-//! is for work under a lock: no runner can repeat it, and others wait for it.
+//! is for work under a lock, which no runner can repeat and for which others wait.
 
 mod pair;
 mod runner_thread;
@@ -237,7 +237,8 @@ pub struct BackgroundRunner {
     limit: Option<WorkTimeLimit>,
     /// Absent before the first work, and after work that did not stop in time.
     idle: Option<RunnerThread>,
-    /// Thread of ordinary priority, absent likewise.
+    /// Thread of ordinary priority. Absent before it is first needed, and after work that did not
+    /// stop in time.
     ordinary: Option<RunnerThread>,
     /// Work that was stopped and did not end in time.
     left: Option<LeftWork>,
@@ -274,7 +275,7 @@ impl BackgroundRunner {
     /// able to begin anew, and checks [`Attempt::stop`]. `what` names it in the log.
     ///
     /// # Errors
-    /// Returns the errors of `work`; `Cancelled` if `stop` was set; `FailedPrecondition` with the
+    /// Returns the errors of `work`. `Cancelled` if `stop` was set. `FailedPrecondition` with the
     /// remedy of the [`WorkTimeLimit`] if the time was up.
     pub fn run<T: Send + 'static>(
         &mut self,
@@ -355,7 +356,7 @@ impl BackgroundRunner {
         }
     }
 
-    /// Returns why work has to end: its caller has stopped it, or its time is up.
+    /// Returns why work has to end, because its caller has stopped it or its time is up.
     fn end_request(&self, what: &str, attempt: &Attempt, stop: &AtomicBool) -> Option<Error> {
         if stop.load(Ordering::Relaxed) {
             return Some(Error::cancelled(format!("{what} was stopped")));
@@ -418,9 +419,9 @@ impl BackgroundRunner {
         Ok(BegunWork { outcome, runs })
     }
 
-    /// Waits for the outcome. Returns `None` if the thread has panicked, if it starves and does not
-    /// stop, or if it was stopped by `stop` or by the time limit and does not end. The work is then
-    /// abandoned.
+    /// Waits for the outcome. Returns `None` if the thread has panicked, or if it starves and does
+    /// not stop. Also returns `None` if `stop` or the time limit has stopped it and it does not
+    /// end. The work is then abandoned.
     fn wait<T>(
         &mut self,
         outcome: &Receiver<Result<T>>,

@@ -30,7 +30,7 @@ impl ChildProgram {
     /// # Errors
     /// `Internal` if the system does not name the file, for example without /proc.
     pub fn running() -> Result<ChildProgram> {
-        // Read once: after an upgrade, the kernel appends " (deleted)" to the path.
+        // Read once, because the kernel appends " (deleted)" to the path after an upgrade.
         static PATH: OnceLock<PathBuf> = OnceLock::new();
         let path = match PATH.get() {
             Some(path) => path.clone(),

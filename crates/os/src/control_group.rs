@@ -17,7 +17,7 @@ pub(crate) fn path<'a>(membership: &'a str, controller: &str) -> Option<&'a str>
 }
 
 /// Returns the directories of the group `path` below `root` and of its ancestors, nearest first. In
-/// a container the path may be the host's and not exist; `root` is then the container's own group.
+/// a container the path may be the host's and not exist. Then `root` is the container's own group.
 pub(crate) fn directories(root: &Path, path: &str) -> Vec<PathBuf> {
     let group = root.join(path.trim_start_matches('/'));
     let group = if group.is_dir() && !path.contains("..") { group } else { root.to_owned() };

@@ -1,9 +1,8 @@
 //! Processor time that one caller may use, as a quota for each minute.
 //!
 //! A caller is charged after its work, since the cost is not known before. Work that has begun
-//! counts at the average cost of the caller's work so far, so that many requests at once cannot
-//! exceed the quota by much. Code that works for a caller finds the account by
-//! [`CpuAccount::current`].
+//! counts at the average cost of the caller's work so far. So many requests at once cannot exceed
+//! the quota by much. Code that works for a caller finds the account by [`CpuAccount::current`].
 
 use std::cell::RefCell;
 use std::pin::Pin;

@@ -13,7 +13,7 @@ use crate::aligned_buffer::AlignedBuffer;
 use crate::regular_file::check_regular_file;
 
 /// Alignment of file offsets and buffers; lengths are rounded up to it. Covers devices with sectors
-/// of 512 bytes and of 4 KiB; a device with larger sectors refuses direct reads and writes.
+/// of 512 bytes and of 4 KiB. A device with larger sectors refuses direct reads and writes.
 pub const DIRECT_ALIGNMENT: usize = 4096;
 
 /// A file read with O_DIRECT. If its file system refuses that, it is read through the page cache
@@ -71,8 +71,8 @@ impl DirectFile {
     }
 
     /// Reads `bytes` at `offset` to the start of `buffer`. Buffer and `offset` must start at a
-    /// multiple of [`DIRECT_ALIGNMENT`], and the buffer must have room for `bytes` rounded up to
-    /// it: whole blocks are read.
+    /// multiple of [`DIRECT_ALIGNMENT`]. Whole blocks are read, so the buffer must have room for
+    /// `bytes` rounded up to that multiple.
     ///
     /// # Errors
     /// `DataLoss` if the file ends early, `InvalidArgument` for a misaligned buffer or offset,
@@ -94,7 +94,7 @@ impl DirectFile {
                 break;
             }
             // A short read is the end of the file or an interruption. A direct read continues from
-            // a whole block, so less than a block is not progress: only the end of a file causes
+            // a whole block, so less than a block is not progress. Only the end of a file causes
             // that.
             let next = if self.direct {
                 (done + count) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Locks a file against other processes until it is closed. Waits for at most `wait`. Another
-/// process may still have the file for a moment: a child of this process from its fork until it
-/// executes its program, or a killed process until its memory is freed. Returns false if another
+/// process may still have the file for a moment. It is a child of this process from its fork until
+/// it executes its program, or a killed process until its memory is freed. Returns false if another
 /// process still has the lock.
 ///
 /// # Errors

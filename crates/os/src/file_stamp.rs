@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 /// Length, modification time and inode of a file, which change with its content. Symbolic links are
-/// followed: a mounted secret of Kubernetes changes by its link.
+/// followed, because a mounted secret of Kubernetes changes by its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     bytes: u64,

@@ -68,7 +68,7 @@ mod imp {
     }
 
     /// Returns the calling thread's cached memory to its arena, after a large piece of work and
-    /// before a long wait: a cache shrinks only while its thread allocates. Returns false if
+    /// before a long wait. A cache shrinks only while its thread allocates. Returns false if
     /// jemalloc is not the process's allocator.
     pub fn empty_thread_cache() -> bool {
         if !serves_this_process() {
@@ -82,7 +82,7 @@ mod imp {
         set(false) && set(true)
     }
 
-    /// Returns true if allocations of this process reach jemalloc: it may be linked and unused.
+    /// Returns true if allocations of this process reach jemalloc, which may be linked and unused.
     fn serves_this_process() -> bool {
         static ANSWER: OnceLock<bool> = OnceLock::new();
         *ANSWER.get_or_init(|| {

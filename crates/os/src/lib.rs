@@ -1,9 +1,8 @@
-//! Services of Linux and the allocator: thread priorities and names, background work, programs of
-//! child processes, figures of the process, CPU quotas, accounts of callers, rates, files read and
-//! written past the page cache, notifications of the service manager.
+//! Services of Linux and of the allocator for the other crates. The list of modules below names
+//! them.
 //!
 //! # The invariant
-//! A refusal of the system costs precision or speed, never correctness: every setting here either
+//! A refusal of the system costs precision or speed, never correctness. Every setting here either
 //! returns an error or is logged and ignored.
 //!
 //! # Not here

@@ -52,16 +52,17 @@ pub fn end_on_faults() {
     }
 }
 
-/// Ends this process at once, without destructors: other threads may run foreign code that still
-/// uses its static data.
+/// Ends this process at once, without destructors, because other threads may run foreign code that
+/// still uses its static data.
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: takes a number; no destructor or handler of the process runs.
     unsafe { libc::_exit(status) }
 }
 
 /// Limits the private memory of this process to what it has reserved now (VmData) and `more` bytes.
-/// Allocations beyond fail: a C++ library throws `std::bad_alloc`, and the allocator of Rust ends
-/// the process. Files that are mapped and shared memory do not count (setrlimit(2), RLIMIT_DATA).
+/// Allocations beyond fail. A C++ library then throws `std::bad_alloc`, and the allocator of Rust
+/// ends the process. Files that are mapped and shared memory do not count (setrlimit(2),
+/// RLIMIT_DATA).
 ///
 /// # Errors
 /// If /proc cannot be read, or the limit cannot be set.

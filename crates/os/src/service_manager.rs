@@ -44,8 +44,8 @@ impl ServiceManager {
         }
     }
 
-    /// Sends a message. Logs a manager that does not listen: it may kill a service that seems not
-    /// ready.
+    /// Sends a message. Logs a manager that does not listen, because it may kill a service that
+    /// seems not ready.
     fn send(&self, message: &str) {
         let Some(socket) = &self.socket else { return };
         let sent = address(socket)

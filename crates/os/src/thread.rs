@@ -86,8 +86,8 @@ const LOW_NICE: libc::c_int = 15;
 /// Short time slice, after which the core may go to another thread. The kernel's shortest.
 const SHORT_TURN: Duration = Duration::from_micros(100);
 
-/// Gives the calling thread 1/28 of an ordinary thread's share of a core, in slices of 0.1 ms (from
-/// Linux 6.12 on; older systems choose the slice). For work that must progress on a busy machine,
+/// Gives the calling thread 1/28 of an ordinary thread's share of a core, in slices of 0.1 ms from
+/// Linux 6.12 on. Older systems choose the slice. For work that must progress on a busy machine,
 /// unlike work of idle priority.
 ///
 /// # Errors

@@ -10,8 +10,8 @@ use crate::sched_stat;
 /// Maximum threads that are followed. Each has an open file. Threads without a group do not count.
 /// A server has two threads for each core, and the threads of loads begin after them.
 const THREADS_MAX: usize = 1024;
-/// Readings at which the name of a thread without a group is checked. A new thread has the name of
-/// its creator until it runs for the first time.
+/// Number of first readings at which the name of a thread without a group is checked again. A new
+/// thread has the name of its creator until it runs for the first time.
 const NAME_CHECKS_MAX: u8 = 10;
 
 /// Threads of this process, and the times at the last reading.

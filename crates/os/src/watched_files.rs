@@ -7,11 +7,11 @@ use base::Result;
 
 use crate::FileStamp;
 
-/// Age at which a changed file counts as complete: a program may write it in several steps.
+/// Age at which a changed file counts as complete. A program may write it in several steps.
 const COMPLETE_AGE: Duration = Duration::from_secs(2);
 /// Checks in a row that find the same files, after which they count as complete at any age.
 const SAME_CHECKS_MIN: u32 = 2;
-/// As [`COMPLETE_AGE`] for an empty file: a shell empties a file before the program that makes its
+/// As [`COMPLETE_AGE`] for an empty file. A shell empties a file before the program that makes its
 /// content starts.
 const EMPTY_AGE: Duration = Duration::from_secs(5);
 /// As [`SAME_CHECKS_MIN`] for an empty file.

@@ -17,8 +17,8 @@ const MESSAGE_BYTES_MAX: u64 = 1280;
 const POINT_ID: &str = "qdrant.PointId";
 /// Bytes of a point's id in memory, and of its JSON value.
 const POINT_ID_BYTES_MAX: u64 = 64;
-/// Elements held for each element of a growing list: the old and the new memory, 1 + 2, for a
-/// moment.
+/// Elements held for each element of a growing list. For a moment they are those of the old and of
+/// the new memory, 1 + 2.
 const GROWTH: u64 = 3;
 /// Bytes of memory for each byte of a text or of a list of numbers: the growing value, and a copy.
 const CONTENT_GROWTH: u64 = 4;
@@ -34,8 +34,8 @@ pub fn weigh_described(name: &str, message: &[u8]) -> Result<u64> {
     weigh(&described(name)?, message, DEPTH_MAX)
 }
 
-/// Returns an upper bound of the bytes that `message`, a `qdrant.NAME`, takes if the elements of
-/// the field with the number `list` are decoded one after the other.
+/// Returns an upper bound of the bytes that `message`, a `qdrant.NAME`, takes while it is decoded.
+/// The elements of the field with the number `list` are decoded one after the other.
 ///
 /// # Errors
 /// As [`weigh_described`].

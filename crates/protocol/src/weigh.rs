@@ -1,9 +1,9 @@
 //! Bounds the memory of a message from its bytes, before it is decoded.
 //!
 //! A message of 66 MB can hold 33 million empty elements, which take gigabytes once they are
-//! decoded. [`weigh`] skips over the fields of a message without allocating, refuses counts that
-//! every decoder here refuses, and returns an upper bound of the memory that the decoder and the
-//! conversion to tensors allocate. It does not read strings and raw contents, so its time grows
+//! decoded. [`weigh`] skips over the fields of a message without allocating, and refuses counts
+//! that every decoder here refuses. It returns an upper bound of the memory that the decoder and
+//! the conversion to tensors allocate. It does not read strings and raw contents, so its time grows
 //! with the number of fields and not of bytes. The static layouts bound its depth.
 
 use base::{Error, Result};
@@ -28,8 +28,8 @@ use crate::wire::{RANK_MAX, TENSORS_MAX, unreadable};
 pub const EXPANSION_MAX: u64 = 256;
 /// Deepest nesting of skipped groups; the decoder's own limit.
 const GROUPS_MAX: u32 = 100;
-/// Elements held for each element of a growing list: the old and the new memory, 1 + 2, for a
-/// moment.
+/// Elements held for each element of a growing list. For a moment they are those of the old and of
+/// the new memory, 1 + 2.
 const GROWTH: u64 = 3;
 /// Smallest capacity of a list.
 const ROOM_MIN: u64 = 8;
@@ -161,7 +161,8 @@ const CONTENTS: MessageLayout = MessageLayout(&[
     (7, fixed(8)),
     (8, STRINGS),
 ]);
-/// Axes have no limit here: an axis has only 8 bytes, and the decoder's refusal names the tensor.
+/// Axes have no limit here, because an axis has only 8 bytes and the decoder's refusal names the
+/// tensor.
 const INPUT: MessageLayout = MessageLayout(&[
     (1, FieldLayout::Text),
     (2, FieldLayout::Text),

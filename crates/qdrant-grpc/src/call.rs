@@ -7,10 +7,10 @@ use protocol::{Message, unreadable};
 use crate::rest::{RestRequest, RestResponse};
 use crate::{aliases, changes, collections, info, queries, results, snapshots, upsert};
 
-/// Bytes of JSON text for each byte of a message: a 32-bit float takes up to 24 digits as a 64-bit
+/// Bytes of JSON text for each byte of a message. A 32-bit float takes up to 24 digits as a 64-bit
 /// one, and a control character six.
 const JSON_GROWTH: u64 = 6;
-/// Bytes of JSON text for each byte of a message whose elements are written one by one: the text
+/// Bytes of JSON text for each byte of a message whose elements are written one by one. The text
 /// grows by doubling, so the old and the new text exist for a moment.
 const STREAMED_JSON_GROWTH: u64 = 2 * JSON_GROWTH;
 
@@ -84,7 +84,7 @@ pub struct ResponseMessage {
 /// A call that this server has.
 #[derive(Clone, Copy)]
 pub struct QdrantCall {
-    /// True if the message may be as large as any request; small messages have their own limit.
+    /// True if the message may be as large as any request. Small messages have their own limit.
     pub large: bool,
     /// Name of the call's message.
     message: &'static str,
@@ -220,8 +220,8 @@ fn of_points(method: &str) -> Option<QdrantCall> {
         "DeleteFieldIndex" => {
             call!(DeleteFieldIndexCollection, changes::delete_index, results::updated)
         }
-        // Its JSON can have nine times the message's length: four bytes are an operation. So all
-        // operations count, and not only the largest.
+        // Its JSON can have nine times the message's length, because four bytes are an operation.
+        // So all operations count, and not only the largest.
         "UpdateBatch" => QdrantCall {
             large: true,
             message: "UpdateBatchPoints",

@@ -164,8 +164,8 @@ fn polygon(area: GeoPolygon) -> Value {
     ])
 }
 
-/// Returns the JSON of a choice of points: `points` or `filter`; neither if nothing is chosen,
-/// which the routes refuse.
+/// Returns the JSON of a choice of points, with `points` or `filter`. It has neither if nothing is
+/// chosen, which the routes refuse.
 ///
 /// # Errors
 /// As [`filter`].

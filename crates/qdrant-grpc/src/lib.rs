@@ -2,8 +2,8 @@
 //! route, and the route's JSON response becomes a message. So both interfaces have the same limits,
 //! checks and errors, on one server and in a cluster.
 //!
-//! A vector's numbers are written and read once more than over REST. They keep their exact values:
-//! JSON text of a 32-bit float is read back as the same float.
+//! A vector's numbers are written and read once more than over REST. They keep their exact values,
+//! because JSON text of a 32-bit float is read back as the same float.
 //!
 //! # Modules
 //! * Calls: `call` lists them, `rest` runs a request of the REST interface.

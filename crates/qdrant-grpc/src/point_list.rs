@@ -1,4 +1,4 @@
-//! Long lists of points and of changes: their elements are decoded and written as JSON one by one,
+//! Long lists of points and of changes. Their elements are decoded and written as JSON one by one,
 //! so that a message of many points takes little more memory than its JSON text.
 
 use base::{Error, Result};

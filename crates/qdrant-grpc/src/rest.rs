@@ -87,7 +87,7 @@ pub(crate) fn segment(name: &str) -> String {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~') {
             escaped.push(char::from(byte));
         } else {
-            // A dot is escaped too: the segments "." and ".." would be left out of a path.
+            // A dot is escaped too, because the segments "." and ".." would be left out of a path.
             let _ = write!(escaped, "%{byte:02X}");
         }
     }

@@ -28,7 +28,7 @@ pub(crate) fn fits(plan: &BatchPlan, batch_key: &BatchKey, inputs: &[NamedTensor
 }
 
 /// Builds the inputs of one run over all `parts`, in order, each padded to `batch_key`. Adds copies
-/// of the last part's first item until there are `rows` items: that item is valid for the model.
+/// of the last part's first item until there are `rows` items. That item is valid for the model.
 ///
 /// # Errors
 /// `Unimplemented` for a type that cannot be joined or padded, `InvalidArgument` if padding makes
@@ -142,7 +142,7 @@ pub(crate) struct Misfit(pub(crate) String);
 ///
 /// # Errors
 /// [`Misfit`] if an output does not have the run's items on axis 0, or not the size that its rule
-/// predicts: the model mixes its items, or the rule is wrong.
+/// predicts. Then the model mixes its items, or the rule is wrong.
 pub(crate) fn split(
     plan: &BatchPlan,
     batch_key: &BatchKey,

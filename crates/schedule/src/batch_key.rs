@@ -19,7 +19,7 @@ pub(crate) struct BatchKey(Vec<Option<Shape>>);
 
 impl BatchKey {
     /// Returns the key of `inputs` with buckets applied, and their number of items: the common size
-    /// of axis 0. `None` if the request cannot be joined with others: the inputs have different
+    /// of axis 0. `None` if the request cannot be joined with others. The inputs have different
     /// numbers of items or none, or the shared inputs have more than [`SHARED_BYTES_MAX`] bytes.
     pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(BatchKey, usize)> {
         let items = items(plan, inputs)?;
@@ -155,7 +155,7 @@ impl BatchKey {
 }
 
 /// Returns true if axis 0 of `input` has the items of the request. If requests are only padded and
-/// not joined, that matters for padded inputs and their masks only: others may be scalars.
+/// not joined, that matters for padded inputs and their masks only. Others may be scalars.
 pub(crate) fn has_items(plan: &BatchPlan, input: &InputPlan) -> bool {
     !input.shared && (plan.batchable || !input.axes.is_empty())
 }

@@ -5,10 +5,10 @@ use base::{DType, Error, Result};
 use engine::BatchPlan;
 
 /// Most parts of one request. A queue that is at most half full accepts that many, even if it is
-/// shorter, so that clients need not split large batches. Each part costs time at every scan of the
+/// shorter. So clients need not split large batches. Each part costs time at every scan of the
 /// queue.
 pub(crate) const PARTS_MAX: usize = 4096;
-/// Most items of a request that is padded but not split: only a tensor without elements has more.
+/// Most items of a request that is padded but not split. Only a tensor without elements has more.
 const ITEMS_MAX: usize = u32::MAX as usize;
 /// Most bytes of a tensor that the server makes (a mask, a length, a padded input), for any number
 /// of received bytes.

@@ -62,8 +62,8 @@ struct QueueSlot {
 struct Group {
     slots: Vec<QueueSlot>,
     batch_key: Option<BatchKey>,
-    /// Decision by measured costs: the hash of the key, and the items that will be measured for it
-    /// (`None` if requests with other keys joined).
+    /// Decision by measured costs: the hash of the key, and the items that will be measured for it.
+    /// The items are `None` if requests with other keys joined.
     decided: Option<(u64, Option<usize>)>,
 }
 
@@ -157,7 +157,7 @@ impl ModelQueue {
         let mut slots = vec![];
         let mut items = 0;
         let mut waiting = 0;
-        // A full batch for each run that may be in progress: more requests change nothing.
+        // A full batch for each run that may be in progress, because more requests change nothing.
         let enough = options.max_batch * threads;
         for &slot in order {
             let entry = self.at(slot);
@@ -287,8 +287,8 @@ impl ModelQueue {
         *batch_key = Some(padded);
     }
 
-    /// Returns the end of lingering: the oldest request has waited for `delay`, or one of them for
-    /// half of its time limit.
+    /// Returns the end of lingering. By then the oldest request has waited for `delay`, or one of
+    /// them for half of its time limit.
     fn linger_until(&self, slots: &[QueueSlot], delay: Duration) -> Instant {
         let until = |entry: &Entry| {
             let half = entry.deadline.saturating_duration_since(entry.submitted) / 2;

@@ -2,7 +2,7 @@
 //!
 //! Merging pays if a run of n items costs less than n runs. For a ranking model whose weights do
 //! not fit the cache it pays many times over. For a convolution that already fills a core it does
-//! not, and merged requests only wait for each other. So nothing is assumed: sizes are tried,
+//! not, and merged requests only wait for each other. So nothing is assumed. Sizes are tried,
 //! cheapest first, and a size is used if its median time per item is clearly the best known.
 
 use std::collections::HashMap;
@@ -241,8 +241,8 @@ impl ModelCost {
         cost
     }
 
-    /// Chooses as [`ShapeCost::choose`]. Counts nothing: requests that continue to linger are
-    /// checked again. [`ModelCost::decided`] counts.
+    /// Chooses as [`ShapeCost::choose`]. Counts nothing, because requests that continue to linger
+    /// are checked again. [`ModelCost::decided`] counts.
     pub(crate) fn choose(
         &mut self,
         key: u64,

@@ -3,9 +3,9 @@
 //! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) over processor
 //! time. The model that has used the least time, divided by its weight, goes first. A model that
 //! was idle starts at the virtual time of the others, so that it cannot save up. A run of a model
-//! with several threads takes as many cores as it has threads, unless these come on top of the
-//! workers, and is charged for all of them. While too few cores are free for it, no other model
-//! overtakes it.
+//! with several threads takes as many cores as it has threads, and is charged for all of them. If
+//! its threads come on top of the workers, it takes one core. While too few cores are free for it,
+//! no other model overtakes it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -233,7 +233,7 @@ impl Dispatch {
     }
 
     /// Lets a worker sleep until it is notified, or until `until`. One worker owns the next time
-    /// limit; a worker whose limit ends sooner takes it over.
+    /// limit. A worker whose limit ends sooner takes it over.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
@@ -272,7 +272,7 @@ impl Dispatch {
     }
 
     /// Reads the figures of a few models at a time. Calls `between` after each part, without the
-    /// lock: the figures of thousands of models would hold up all requests.
+    /// lock, because the figures of thousands of models would hold up all requests.
     fn snapshot_in_parts(&self, mut between: impl FnMut()) -> SchedulerSnapshot {
         let mut state = self.lock();
         state.queues.remove_unused();

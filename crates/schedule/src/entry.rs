@@ -262,9 +262,9 @@ impl Rejoin {
     }
 
     /// Adds the outcome of one part. The last one gives the outcome of the request. `again` runs
-    /// the whole request if the parts do not fit together, or if `mixes_items`: a run has shown
-    /// that the model mixes its items, so outputs that fit are not parts of the answer either. Its
-    /// time counts for the request.
+    /// the whole request if the parts do not fit together, or if `mixes_items` is set. A run has
+    /// then shown that the model mixes its items, so outputs that fit are not parts of the answer
+    /// either. Its time counts for the request.
     pub(crate) fn add(
         &self,
         index: usize,

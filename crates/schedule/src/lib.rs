@@ -1,6 +1,6 @@
 //! The scheduler of inference requests: admission, queues, runs.
 //!
-//! Endpoints call [`Scheduler::submit`], which never blocks: it queues or refuses the request.
+//! Endpoints call [`Scheduler::submit`], which never blocks. It queues or refuses the request.
 //! Named OS threads, one per core by default, take requests, or batches of requests that can be
 //! joined without changing an answer. They run them with the engine at one thread and pass each
 //! outcome to its callback. There is no async runtime here, and no lock is held while a model runs.
@@ -17,10 +17,10 @@
 //! * Around them: `threads` decides the number of threads, `snapshot` has figures for metrics,
 //!   `sync` has the locks of the dispatch, and `loom_tests` tests them with loom.
 //!
-//! Invariant: the callback of every submitted job is called exactly once, even if the model panics,
-//! the deadline passes in the queue, or the scheduler shuts down. The only exception: a shutdown
-//! leaves requests behind if the workers do not end in time, or if requests wait to run again. The
-//! outcome does not depend on the other requests of its batch.
+//! Invariant: the callback of every submitted job is called exactly once. This holds even if the
+//! model panics, the deadline passes in the queue, or the scheduler shuts down. There is one
+//! exception. A shutdown leaves requests behind if the workers do not end in time, or if requests
+//! wait to run again. The outcome does not depend on the other requests of its batch.
 
 mod batch;
 mod batch_key;
@@ -78,8 +78,8 @@ pub struct SchedulerConfig {
     pub queue_max: usize,
     /// Pin worker `i` to the `i`-th core that the process may use.
     pub pin: bool,
-    /// True if the threads of all runs together are at most the workers: a run of several threads
-    /// waits until as many workers are free. Otherwise there are as many concurrent runs as
+    /// True if the threads of all runs together are at most the workers. Then a run of several
+    /// threads waits until as many workers are free. Otherwise there are as many concurrent runs as
     /// workers.
     pub count_threads: bool,
 }
@@ -113,7 +113,7 @@ pub struct Job {
     pub inputs: Vec<NamedTensor>,
     /// Wanted outputs in order; empty for all outputs.
     pub outputs: Vec<Arc<str>>,
-    /// Priority level, 1 first; 0 and a level beyond the model's last are the model's default.
+    /// Priority level, 1 first. 0 and a level beyond the model's last are the model's default.
     pub priority: usize,
     /// Time after which the client no longer waits.
     pub deadline: Instant,
@@ -170,16 +170,16 @@ impl Scheduler {
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if the model's queue, or the queue of the job's
-    /// priority, has no room for all parts of the request (a queue that is at most half full has
-    /// room for any request); `Unavailable` during shutdown; `InvalidArgument` if the request would
-    /// have too many parts, or an input that the server fills in would be too large or has no
+    /// priority, has no room for all parts of the request. A queue that is at most half full has
+    /// room for any request. `Unavailable` during shutdown. `InvalidArgument` if the request would
+    /// have too many parts, or if an input that the server fills in would be too large or has no
     /// source.
     pub fn submit(&self, job: Job) -> Result<()> {
         self.queue(job, WhenFull::GiveUp)
     }
 
     /// Queues a job as [`Scheduler::submit`] does, for a caller that tries again if the queue is
-    /// full: the job does not count as refused then.
+    /// full. The job then does not count as refused.
     ///
     /// # Errors
     /// Returns the errors of [`Scheduler::submit`].
@@ -259,8 +259,8 @@ pub fn fill_inputs(servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result
     fill::fill(servable.plan(), inputs)
 }
 
-/// Runs a request without a scheduler, as a worker runs it alone: padded to its buckets, with its
-/// outputs cut back. `inputs` include the inputs of [`fill_inputs`].
+/// Runs a request without a scheduler, as a worker runs it alone. It is padded to its buckets, and
+/// its outputs are cut back. `inputs` include the inputs of [`fill_inputs`].
 ///
 /// # Errors
 /// Returns the errors of [`Servable::run`]; `InvalidArgument` if padding makes an input too large.

@@ -11,8 +11,8 @@ const PADDING_TRY_EVERY: u64 = 100;
 /// Minimum gain of a padded run over separate runs.
 const PADDING_GAIN_MIN: f64 = 0.05;
 
-/// Time of a run as a fixed part and a part for each element: least squares over the last runs,
-/// with the error of the fixed part.
+/// Time of a run as a fixed part and a part for each element. It is the least-squares fit of the
+/// last runs, with the error of the fixed part.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinearFit {
     weight: f64,

@@ -134,7 +134,7 @@ impl ModelQueue {
     }
 
     /// Returns true if nothing waits or runs and every used version is released. Upgrades no weak
-    /// reference: only an unload thread may drop a version.
+    /// reference, because only an unload thread may drop a version.
     pub(crate) fn is_unused(&self) -> bool {
         self.queued == 0
             && self.running == 0
@@ -149,11 +149,11 @@ impl ModelQueue {
         }
     }
 
-    /// Takes the entries of one request. Returns the limit and the waiting entries if the queue of
-    /// the model or level has no room for all, and leaves them to the caller, who drops them
-    /// without the lock. A queue that is at most half full has room for any request: otherwise a
-    /// large one would have to find the queue nearly empty. Requests of lower levels do not count,
-    /// so the model's queue has at most its limit of requests for each level.
+    /// Takes the entries of one request. If the queue of the model or level has no room for all,
+    /// returns the limit and the waiting entries. The entries are left to the caller, which drops
+    /// them without the lock. A queue that is at most half full has room for any request. Otherwise
+    /// a large one would have to find the queue nearly empty. Requests of lower levels do not
+    /// count, so the model's queue has at most its limit of requests for each level.
     pub(crate) fn push(
         &mut self,
         entries: &mut Vec<Entry>,
@@ -209,13 +209,13 @@ impl ModelQueue {
     }
 
     /// Returns true if a scan may find expired requests in a full queue. Clients that are refused
-    /// may be many: a scan of a long queue for each of them would hold up all other models.
+    /// may be many. A scan of a long queue for each of them would hold up all other models.
     fn may_have_expired(&self, now: Instant) -> bool {
         self.due.is_some_and(|due| now >= due) || is_scan_due(self.scanned_full, now)
     }
 
-    /// Moves requests to `expired` whose deadline has passed, whose client has gone, or of which
-    /// another part has failed.
+    /// Moves requests to `expired` if their deadline has passed, their client has disconnected, or
+    /// another part of them has failed.
     pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<ExpiredEntry>) {
         self.scanned = Some(now);
         for level in &mut self.levels {

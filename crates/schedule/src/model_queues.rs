@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::model_queue::ModelQueue;
 
-/// Queues of all models. A choice among waiting requests costs nothing for idle models: a server
+/// Queues of all models. A choice among waiting requests costs nothing for idle models. A server
 /// may have thousands of them, and each worker makes this choice under the lock of all queues.
 #[derive(Default)]
 pub(crate) struct ModelQueues {

@@ -1,4 +1,4 @@
-//! A run: joins its requests, calls the engine, and answers each request once.
+//! A run. It joins its requests, calls the engine, and answers each request once.
 
 mod rerun;
 
@@ -261,9 +261,10 @@ fn sizes_vary(
     servable.output_sizes_differ(question.finish(), sizes.finish())
 }
 
-/// Returns the reason if a request that ran alone shows that the model mixes its items: the objects
-/// that it finds in all images, or scores of queries against documents. The outputs of a joined run
-/// could then have as many rows as items, and a request would get those of another one.
+/// Returns the reason if a request that ran alone shows that the model mixes its items. Such
+/// outputs are the objects that it finds in all images, or scores of queries against documents. The
+/// outputs of a joined run could then have as many rows as items, and a request would get those of
+/// another one.
 fn mixing_evidence(
     servable: &Servable,
     entries: &[Entry],
@@ -285,13 +286,14 @@ fn mixing_evidence(
     let sizes = batch_key::first_sizes(plan, &only.inputs);
     let most = sizes.iter().copied().max()?;
     let differ = sizes.iter().any(|&size| size != most) && !sizes.contains(&0);
-    // Such as one user for many products: the model repeats the user, and keeps its items apart.
+    // An example is one user for many products. The model repeats the user, and keeps its items
+    // apart.
     let repeats = sizes.iter().all(|&size| size == 1 || size == most) && have_rows(most);
     (differ && !repeats).then_some("inputs of a request that ran differ in size on axis 0")
 }
 
 /// Returns true if runs are filled up to allowed batch sizes. The model must have such sizes, and
-/// its items must be whole bytes: an item of packed elements may begin within a byte.
+/// its items must be whole bytes, because an item of packed elements may begin within a byte.
 fn is_filled(servable: &Servable) -> bool {
     let plan = servable.plan();
     let is_whole = |input: &InputPlan| {

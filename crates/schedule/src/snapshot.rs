@@ -64,8 +64,8 @@ pub struct ModelSnapshot {
     pub cancelled: u64,
     /// Merged runs that failed and were run again one request at a time.
     pub reruns: u64,
-    /// Versions, by signature, whose requests are not merged or padded any more: runs have shown
-    /// that this changes answers.
+    /// Versions, by signature, whose requests are not merged or padded any more, because runs have
+    /// shown that this changes answers.
     pub unjoined_versions: u64,
     /// Measurements of the most frequent shapes, at most [`CLASSES_SHOWN_MAX`].
     pub classes: Vec<ClassSnapshot>,

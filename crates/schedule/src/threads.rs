@@ -3,7 +3,7 @@
 //! Inference threads are the parallelism of the server. Each runs the engine at one thread. More of
 //! them than cores only take the cores from each other and make every run longer, so that is
 //! refused. A model that requests more threads inside one run takes them from the same number
-//! (`lifecycle` checks it during the load). Connection threads come on top: they are bound by the
+//! (`lifecycle` checks it during the load). Connection threads come on top. They are bound by the
 //! network, and use batch scheduling when requests pile up. Background threads run at idle priority
 //! and are not counted.
 
@@ -18,7 +18,7 @@ pub struct ThreadPolicy {
     pub cores: usize,
     /// Inference threads; 0 means one a core.
     pub workers: usize,
-    /// Concurrent merged batches of one model that has no setting of its own; 0 means the number of
+    /// Concurrent merged batches of one model that has no setting of its own. 0 means the number of
     /// inference threads.
     pub runtime_threads: usize,
     /// Threads that receive, decode and encode; 0 means one a core.
@@ -44,9 +44,9 @@ impl ThreadPolicy {
     /// Decides the numbers of threads.
     ///
     /// # Errors
-    /// `InvalidArgument`, with the flag and its remedy, for more inference threads than cores
-    /// (unless allowed) or than [`WORKERS_MAX`], for pinned threads without a core each, and for
-    /// more concurrent batches than inference threads.
+    /// `InvalidArgument`, with the flag and its remedy. It is for more inference threads than
+    /// [`WORKERS_MAX`] or than cores (unless allowed), for pinned threads without a core each, and
+    /// for more concurrent batches than inference threads.
     pub fn plan(&self) -> Result<ThreadPlan> {
         let cores = self.cores.max(1);
         // One a core is a default, so it yields to the limit. An explicit number does not.

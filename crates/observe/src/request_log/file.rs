@@ -294,7 +294,8 @@ fn remove(path: &Path) {
 }
 
 /// Cuts an incomplete record off the end of a file, and returns the bytes that stay. Does not
-/// change a file that another server writes: its last record may be incomplete for a moment.
+/// change a file that another server writes, because its last record may be incomplete for a
+/// moment.
 fn repair(path: &Path, format: RequestLogFormat) -> Result<u64> {
     let io = |e: std::io::Error| Error::io(path, &e);
     let mut file = File::options().read(true).write(true).open(path).map_err(io)?;

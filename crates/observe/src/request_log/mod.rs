@@ -1,9 +1,9 @@
-//! The request log: a sample of the requests of every protocol, in a form that warm-up reads:
+//! The request log, a sample of the requests of every protocol. It has a form that warm-up reads:
 //! TFRecord of `PredictionLog`, or lines of JSON.
 //!
 //! A request is sampled at its end. A bounded queue takes it to the thread `request-log`, which
 //! encodes and writes it. If the thread falls behind, or if a record is larger than a file may be,
-//! the record is dropped and counted; no request waits.
+//! the record is dropped and counted. No request waits.
 
 mod file;
 

@@ -124,7 +124,7 @@ trait Number: Element {
     /// fraction of zeros.
     fn parse(text: &str, whole: bool) -> Option<Self>;
 
-    /// Parses a number as TensorFlow Serving does: a finite number out of range becomes infinite if
+    /// Parses a number as TensorFlow Serving does. A finite number out of range becomes infinite if
     /// the type has infinities, and an integer has no fraction.
     fn parse_as_tensorflow(text: &str, whole: bool) -> Option<Self>;
 }
@@ -292,7 +292,8 @@ pub(crate) fn text_or_base64(reader: &mut JsonReader<'_>) -> Result<Bytes> {
     decoded.ok_or_else(|| reader.error("expected a string or {\"b64\": \"...\"}"))
 }
 
-/// Decodes base64. Skips white space, as TensorFlow Serving does: many encoders break lines.
+/// Decodes base64. Skips white space, as TensorFlow Serving does, because many encoders break
+/// lines.
 fn decode_base64(mut text: Cow<'_, str>) -> std::result::Result<Vec<u8>, base64::DecodeError> {
     if text.bytes().any(|byte| byte.is_ascii_whitespace()) {
         text.to_mut().retain(|character| !character.is_ascii_whitespace());

@@ -1,7 +1,7 @@
 //! Reads and writes tensors as JSON, without a tree of values.
 //!
-//! The reader is our own for two reasons: a body of a million numbers goes straight into the
-//! tensor's memory, and both protocols use the bare tokens `NaN`, `Infinity` and `-Infinity`, which
+//! The reader is our own for two reasons. A body of a million numbers goes straight into the
+//! tensor's memory. Both protocols use the bare tokens `NaN`, `Infinity` and `-Infinity`, which
 //! general readers refuse.
 
 mod column;

@@ -22,7 +22,8 @@ pub(crate) enum Ragged {
 }
 
 impl Nesting {
-    /// Starts a list at `depth`.
+    /// Starts a list at `depth`, 0 for the outermost. Returns the reason if a tensor cannot have
+    /// it.
     pub(crate) fn open(&mut self, depth: usize) -> Result<(), Ragged> {
         if depth >= RANK_MAX {
             return Err(Ragged::TooDeep);
@@ -36,7 +37,8 @@ impl Nesting {
         Ok(())
     }
 
-    /// Ends the list at `depth` after `length` elements.
+    /// Ends the list at `depth` after `length` elements. Returns the reason if another list of this
+    /// depth has another length.
     pub(crate) fn close(&mut self, depth: usize, length: usize) -> Result<(), Ragged> {
         match &mut self.lengths[depth] {
             Some(known) if *known != length => Err(Ragged::Uneven),

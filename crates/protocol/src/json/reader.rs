@@ -59,7 +59,7 @@ impl<'a> JsonReader<'a> {
         JsonReader { body, at, tensorflow: false }
     }
 
-    /// Creates a reader at the start of `body` that reads values as TensorFlow Serving does: a
+    /// Creates a reader at the start of `body` that reads values as TensorFlow Serving does. A
     /// float out of range is infinite, a bool is `true` or `false` only, and an integer has no
     /// fraction.
     pub(crate) fn tensorflow(body: &'a Bytes) -> JsonReader<'a> {

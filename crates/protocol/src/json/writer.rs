@@ -67,8 +67,8 @@ fn elements_bytes_max(tensor: &Tensor) -> usize {
     tensor.elements().saturating_mul(widest)
 }
 
-/// Returns an upper bound of the brackets and commas of nested lists: at each axis there are as
-/// many lists as the axes outside of it have elements.
+/// Returns an upper bound of the brackets and commas of nested lists. An axis has as many lists as
+/// the axes outside of it have elements.
 fn lists_bytes_max(tensor: &Tensor) -> usize {
     let mut lists = 1usize;
     let outer = tensor.shape().iter().map(|&dim| {
@@ -149,7 +149,7 @@ fn write(
         Data::Bytes(bytes) => bytes.as_ref(),
     };
     let mut at = start;
-    // One loop for each type: a match for each element would cost more.
+    // One loop for each type, because a match for each element would cost more.
     macro_rules! numbers {
         ($size:literal, $append:expr) => {
             lists(out, shape, &mut at, &mut |out, position| {

@@ -143,8 +143,9 @@ fn config_type(dtype: DType) -> DataType {
     }
 }
 
-/// Returns statistics as the extension counts them: an item is an inference, a run is an execution.
-/// Computing is not divided into input, inference and output, so inference has all of it.
+/// Returns statistics as the extension counts them. An item is an inference, and a run is an
+/// execution. Computing is not divided into input, inference and output, so inference has all of
+/// it.
 pub fn model_statistics(entries: &[StatisticsEntry]) -> ModelStatisticsResponse {
     let duration = |total: Total| Some(StatisticDuration { count: total.count, ns: total.nanos });
     let entry = |entry: &StatisticsEntry| {

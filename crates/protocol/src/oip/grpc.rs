@@ -43,8 +43,8 @@ pub struct GrpcInferRequest {
 const VERSION: &str = "version";
 
 /// Returns an upper bound of the bytes that [`decode_request`] allocates for strings in raw
-/// contents. The length of the message does not bound them: an empty string has a reference in
-/// the list and one in the tensor.
+/// contents. The length of the message does not bound them, because an empty string has a reference
+/// in the list and one in the tensor.
 pub fn strings_bytes_max(request: &ModelInferRequest) -> u64 {
     let strings = request.inputs.iter().zip(&request.raw_input_contents);
     let strings =
@@ -103,7 +103,7 @@ pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
 fn output(output: InferRequestedOutputTensor) -> Result<Arc<str>> {
     wire::check_name(&output.name)?;
     for (name, value) in &output.parameters {
-        // The choice of raw outputs has no effect: over gRPC all outputs are raw.
+        // The choice of raw outputs has no effect, because over gRPC all outputs are raw.
         parameters::output(&output.name, name, &scalar(value))?;
     }
     Ok(output.name.into())

@@ -72,7 +72,7 @@ fn no_classification(name: &str) -> Error {
 }
 
 /// Returns the error for a parameter of a load, other than the version. Loads read the model's
-/// directory; a load that ignored a parameter would load a model that was not requested.
+/// directory. A load that ignored a parameter would load a model that was not requested.
 ///
 /// The error is `Unimplemented` for `config` and `file:...`, with the remedy, and `InvalidArgument`
 /// for any other name.

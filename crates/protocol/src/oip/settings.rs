@@ -42,8 +42,8 @@ pub fn trace_settings(rate: f64) -> TraceSettingValues {
 /// traced now.
 ///
 /// # Errors
-/// `InvalidArgument` for a malformed value, an unknown setting, or a rate while traces are off;
-/// `Unimplemented` for a value that Triton has and this server has not.
+/// `InvalidArgument` for a malformed value, an unknown setting, or a rate while traces are off.
+/// `Unimplemented` for a value that Triton has and this server does not have.
 pub fn changed_trace(current: f64, settings: &TraceSettingValues) -> Result<TraceChange> {
     for (name, values) in settings {
         let kept: &[&str] = match name.as_str() {

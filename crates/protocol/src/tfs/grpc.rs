@@ -250,7 +250,7 @@ pub fn model_status(versions: &[VersionState]) -> GetModelStatusResponse {
     GetModelStatusResponse { model_version_status: versions.iter().map(status).collect() }
 }
 
-/// Returns `Unknown` for any failure: the reason of a version is a sentence without a kind.
+/// Returns `Unknown` for any failure, because the reason of a version is a sentence without a kind.
 pub(super) fn error_code(state: &VersionState) -> Code {
     if state.error.is_some() { Code::Unknown } else { Code::Ok }
 }

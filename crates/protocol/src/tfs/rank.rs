@@ -1,9 +1,9 @@
 //! Adds last axes of size 1 to inputs that lack them.
 //!
-//! A SavedModel's signature may be `[-1, 1]` and its graph still accept `[3]`, because TensorFlow
-//! checks types and not ranks; TensorFlow Serving's first example does so. ONNX Runtime checks
-//! ranks. An input that lacks only last axes of a fixed size of 1 has one meaning, so those axes
-//! are added.
+//! A SavedModel's signature may be `[-1, 1]` and its graph may still accept `[3]`, because
+//! TensorFlow checks types and not ranks. TensorFlow Serving's first example does so. ONNX Runtime
+//! checks ranks. An input that lacks only last axes of a fixed size of 1 has one meaning, so those
+//! axes are added.
 
 use base::{Dim, NamedTensor, Shape, Signature, Tensor};
 

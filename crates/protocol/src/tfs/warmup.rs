@@ -222,7 +222,7 @@ pub fn write_requests(model: &str, requests: &[Vec<NamedTensor>]) -> Vec<u8> {
 }
 
 /// Encodes a record of an answered request. Neither request nor model_spec names a version, so that
-/// a later version can replay it; the response does.
+/// a later version can replay it. The response does.
 pub fn encode_log(
     version: &VersionId,
     signature: &str,

@@ -1,8 +1,8 @@
 //! Requests whose run ended with the process of their model.
 //!
 //! One of them may have ended the process, and must not fail the others. So each of them runs again
-//! once, alone, after the process has been started again. A thread waits for that: a waiting worker
-//! would hold up the requests of other models.
+//! once, alone, after the process has been started again. A thread waits for that, because a
+//! waiting worker would hold up the requests of other models.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -74,9 +74,9 @@ impl RestInferRequest {
 /// form of the only input that `signature` requires. Raw tensors share the body.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON, a malformed priority, tensors whose elements do not match
-/// their type and shape, or binary data whose length is not the announced one; `Unimplemented` for
-/// shared memory and classification.
+/// `InvalidArgument` for malformed JSON or a malformed priority, for tensors whose elements do not
+/// match their type and shape, and for binary data of another length than announced.
+/// `Unimplemented` for shared memory and classification.
 pub fn parse_infer(
     body: Bytes,
     header_length: Option<usize>,

@@ -223,7 +223,7 @@ fn read_data(
     column.read(reader, 0).map_err(|error| error.context(format_args!("\"{name}\"")))?;
     let given = column.nesting().shape();
     let elements = wire::elements(name, &shape)?;
-    // Any nesting is accepted, as in Triton: the elements are in order.
+    // Any nesting is accepted, as in Triton, because the elements are in order.
     if given.iter().product::<usize>() != elements {
         return Err(Error::invalid(format!(
             "\"{name}\" has shape {:?} and data of shape {:?}; give {elements} elements",

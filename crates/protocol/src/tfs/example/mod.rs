@@ -1,8 +1,8 @@
 //! Examples: the inputs of Classify, Regress and MultiInference.
 //!
 //! A model with a signature for examples parses them itself. It gets them serialised, each behind
-//! the context: bytes of two messages in a row are one message, in which the last feature of a name
-//! counts. For other models the features are read into the inputs of the same names.
+//! the context. The bytes of two messages in a row are one message, in which the last feature of a
+//! name counts. For other models the features are read into the inputs of the same names.
 
 mod columns;
 mod fields;
@@ -104,9 +104,9 @@ impl Examples {
     /// every element. An optional input that no example has is left out.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the example and the feature, for a missing feature, values of
-    /// another type, and another number of values than the input or the other examples have; the
-    /// errors of `reserve`.
+    /// `InvalidArgument` that names the example and the feature, for a missing feature, for values
+    /// of another type, and for another number of values than the input or the other examples have.
+    /// Also the errors of `reserve`.
     pub fn features(
         &self,
         specs: &[TensorSpec],

@@ -14,7 +14,7 @@ const RESULTS: &str = "results";
 
 /// Memory of an example or a feature besides its values, in bytes: growing lists and their parts.
 const OBJECT_BYTES: u64 = 256;
-/// Bytes of a value in the message for each byte of its text: a list grows, and is copied into the
+/// Bytes of a value in the message for each byte of its text. A list grows, and is copied into the
 /// feature, the entry and the example.
 const TEXT_EXPANSION: u64 = 8;
 /// Bytes of a number as JSON.
