@@ -1,9 +1,9 @@
 //! Hard limit on the memory of collections: bytes are reserved before they are allocated.
 //!
-//! Everything that grows with the data is counted: unflushed rows, codes and maps of open segments,
-//! working memory of flushes and merges. Small fixed memory (threads, names, one page per reader)
-//! is not. A reservation that does not fit fails at once; the caller decides whether to wait, to do
-//! less, or to return the error.
+//! Everything that grows with the data is counted. That is unflushed rows, codes and maps of open
+//! segments, and working memory of flushes and merges. Small fixed memory (threads, names, one page
+//! per reader) is not. A reservation that does not fit fails at once. The caller decides whether to
+//! wait, to do less, or to return the error.
 
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -124,7 +124,8 @@ impl MemoryBudget {
         let kept = self.working_bytes();
         let wanted = bytes.saturating_add(kept);
         let free = self.free();
-        // Results are only counted if they are needed: that locks the filters of each collection.
+        // Results are only counted if they are needed, because that locks the filters of each
+        // collection.
         if wanted <= free || wanted <= free.saturating_add(self.result_bytes()) {
             return None;
         }
@@ -148,8 +149,9 @@ impl MemoryBudget {
     }
 
     /// Reserves unused `bytes` for the [`FreeOnDemand`] holder itself. Does not reclaim memory and
-    /// does not count a refusal. Returns `None` while another reservation reclaims memory: the
-    /// holder would take the reclaimed bytes first, and that reservation could be refused.
+    /// does not count a refusal. Returns `None` while another reservation reclaims memory.
+    /// Otherwise the holder would take the reclaimed bytes first, and that reservation could be
+    /// refused.
     pub(crate) fn reserve_idle(self: &Arc<MemoryBudget>, bytes: u64) -> Option<BudgetReservation> {
         if self.is_reclaiming() {
             return None;
@@ -290,7 +292,7 @@ impl MemoryBudget {
         let idle = self.idle();
         let results = self.results.get().and_then(Weak::upgrade);
         let idle_bytes = idle.as_ref().map_or(0, |idle| idle.bytes());
-        // Only counted if it is needed: the idle memory is enough for most reservations.
+        // Only counted if it is needed, because the idle memory is enough for most reservations.
         let lacks = missing.saturating_sub(idle_bytes);
         if lacks > 0 && results.as_ref().map_or(0, |results| results.bytes()) < lacks {
             return false;

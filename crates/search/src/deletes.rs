@@ -2,7 +2,7 @@
 //!
 //! A segment never changes, so its deletes are kept beside it. In memory the bitmap is divided into
 //! chunks, and a writer copies a chunk only if a query still uses it. On disk it is a file of
-//! checksummed pages; a newer version is a new file. If a page is damaged, all of its rows count as
+//! checksummed pages. A newer version is a new file. If a page is damaged, all of its rows count as
 //! unavailable, because it is unknown which of them are deleted.
 //!
 //! A segment that is not open must still lose points that are deleted or replaced. Their ids are
@@ -177,7 +177,7 @@ pub struct DeletesFile {
 }
 
 impl DeletesFile {
-    /// Encodes the file: a header page, one page per chunk, pages of ids.
+    /// Encodes the file, which is a header page, one page per chunk, and pages of ids.
     pub fn encode(&self) -> Vec<u8> {
         let chunks = self.deletes.chunks.len();
         let mut out = Vec::with_capacity(

@@ -4,7 +4,7 @@
 //! Each cached block reserves its bytes in the memory budget. If another reservation finds no room,
 //! the budget takes blocks back ([`FreeOnDemand`]), so the cache never makes anything fail. Blocks
 //! are evicted in the order of their arrival, and a block that was used since then gets another
-//! round (the clock algorithm). Threads share blocks; a block that a query uses keeps its bytes,
+//! round (the clock algorithm). Threads share blocks. A block that a query uses keeps its bytes,
 //! and its reservation, until that query drops it.
 
 mod block;
@@ -299,8 +299,8 @@ impl SegmentCache {
     }
 
     /// Caches a copy of `content` if memory has room. While it is full, only one of
-    /// [`KEPT_OF_FULL`] calls evicts unused blocks: if a search finds its pages seldom, copies of
-    /// all of them cost more than the found ones save.
+    /// [`KEPT_OF_FULL`] calls evicts unused blocks. If a search seldom finds its pages here, copies
+    /// of all of them cost more than the found pages save.
     pub(crate) fn keep(&self, key: SegmentCacheKey, content: &[u8]) {
         let bytes = block_bytes(content.len());
         let held = self.budget.reserve_idle(bytes).or_else(|| {

@@ -1,4 +1,4 @@
-//! Queries that arrive together: one pass over the codes of a segment serves several of them.
+//! Queries that arrive together. One pass over the codes of a segment serves several of them.
 
 use base::Result;
 use coarse::{CoarseRequest, Exact, RowSet};

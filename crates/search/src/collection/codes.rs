@@ -1,5 +1,5 @@
-//! Place of the codes of segments: the memory that other segments need, moves to the medium if
-//! memory is short, and reads into memory after the start.
+//! Place of the codes of segments. This module computes the memory that other segments need, moves
+//! codes to the medium if memory is short, and reads codes into memory after the start.
 
 use std::sync::Arc;
 

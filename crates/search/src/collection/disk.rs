@@ -1,4 +1,4 @@
-//! Free disk space: writes are refused before the disk is full, so that flushes, lists and new logs
+//! Free disk space. Writes are refused before the disk is full, so that flushes, lists and new logs
 //! still have room.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ const RESERVE_BYTES_MIN: u64 = 64 << 20;
 const RESERVE_BYTES_MAX: u64 = 4 << 30;
 /// The default reserve is at most this share of a small file system.
 const RESERVE_SHARE_MAX: u64 = 8;
-/// Files that must still be possible: many times a segment, its deletes, a list and a log.
+/// Files that must still be possible. A segment, its deletes, a list and a log fit many times.
 const FILES_RESERVED: u64 = 128;
 
 /// Checks the free space of a collection's medium.

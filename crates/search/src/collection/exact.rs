@@ -37,7 +37,7 @@ struct CandidateParts {
     /// Candidates of each part. The part with the best candidate comes first.
     ranges: Vec<Range<usize>>,
     parts: SharedParts,
-    /// Threads that may claim parts: the owner and the threads that were idle.
+    /// Maximum threads that may claim parts. They are the owner and the threads that were idle.
     threads: usize,
 }
 
@@ -60,9 +60,9 @@ impl CandidateParts {
         }
     }
 
-    /// Returns the number of candidates without a score at which a thread claims no part: a share
-    /// of the candidates that are left, so that the threads end together, and at least a part, so
-    /// that its reads overlap the scores before it.
+    /// Returns the number of candidates without a score at which a thread claims no part. It is a
+    /// share of the candidates that are left, so that the threads end together. It is at least a
+    /// part, so that the reads of a part overlap the scores before it.
     fn unscored_max(&self) -> u64 {
         let left = self.parts.unclaimed() * PART_CANDIDATES;
         (left / (SHARE_PARTS * self.threads)).max(PART_CANDIDATES) as u64

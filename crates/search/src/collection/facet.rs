@@ -41,7 +41,8 @@ pub enum FacetValue {
 }
 
 impl FacetValue {
-    /// Converts a value; `None` for values that are not counted: fractions and objects.
+    /// Converts a value. Returns `None` for values that are not counted, which are fractions and
+    /// objects.
     fn of(value: &Value) -> Option<FacetValue> {
         match value {
             Value::Bool(value) => Some(FacetValue::Bool(*value)),
@@ -131,7 +132,7 @@ struct FacetCounts {
     indexed: IndexedValues,
     /// Values of the current point, each counted once.
     of_point: Vec<FacetValue>,
-    /// Minimum bytes of the texts that payloads of the current segment add: the index has counted
+    /// Minimum bytes of the texts that payloads of the current segment add. The index has counted
     /// the shorter ones.
     least_bytes: usize,
     held: BudgetReservation,
@@ -302,14 +303,14 @@ impl PointVisitor for FacetVisitor<'_> {
 }
 
 impl Collection {
-    /// Counts the points that match `filter` by the value of the payload field `key` (a path as in
-    /// a filter) and returns the `max` most frequent values. Counts are exact. They come from the
-    /// payload index, or from payloads for a field without one.
+    /// Counts the points that match `filter` by the value of the payload field `key`, which is a
+    /// path as in a filter. Returns the `max` most frequent values. Counts are exact. They come
+    /// from the payload index, or from payloads for a field without one.
     ///
     /// # Errors
-    /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key or more than
-    /// `FACET_VALUES_MAX` values; `ResourceExhausted` if the memory limit has no room for the
-    /// values; `DeadlineExceeded` if payloads had to be read and the time was up; `Cancelled` after
+    /// As [`Collection::ids_from`]. `InvalidArgument` for an empty key or more than
+    /// `FACET_VALUES_MAX` values. `ResourceExhausted` if the memory limit has no room for the
+    /// values. `DeadlineExceeded` if payloads had to be read and the time was up. `Cancelled` after
     /// a pause, which [`super::in_slice`] notices.
     pub fn facet(&self, key: &str, filter: Option<&Filter>, max: usize) -> Result<Facet> {
         if key.is_empty() {

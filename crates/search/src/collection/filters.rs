@@ -29,7 +29,7 @@ pub(super) use self::counts::FilterCounts;
 pub use self::counts::FilterStats;
 pub(super) use self::held::FilterCaches;
 
-/// Maximum bytes of a filter that is cached for other queries; filters that are used again are
+/// Maximum bytes of a filter that is cached for other queries. Filters that are used again are
 /// short. The rows of a longer filter are kept for the slices of its own query.
 const FILTER_BYTES_MAX: u64 = 64 << 10;
 /// Most recently used filters that are prepared for a new segment.
@@ -92,7 +92,7 @@ impl FilterCache {
         let FilterScan { selected, mut held, .. } = scan;
         held.resize(set_bytes(segment), "a filter")?;
         let selected = Arc::new(selected);
-        // Not cached if rows were lost: the next read may succeed.
+        // Not cached if rows were lost, because the next read may succeed.
         match keeper.filter(|_| selected.lost == 0) {
             Some(keeper) => keeper.keep(uuid, filter, selected.clone(), held, budget),
             // After a pause in a later segment, this one would be read again, without end.
@@ -134,7 +134,7 @@ impl FilterCache {
     }
 
     /// Reads payloads until all rows are decided. If it stops before, keeps the progress. A filter
-    /// whose rows are not kept does not stop at the end of a slice: after a pause in a later
+    /// whose rows are not kept does not stop at the end of a slice. After a pause in a later
     /// segment, this one would be read again from its start.
     fn read(&self, segment: &Segment, mut scan: FilterScan, is_kept: bool) -> Result<FilterScan> {
         let mut pass = if is_kept { PayloadScan::in_slices() } else { PayloadScan::new() };

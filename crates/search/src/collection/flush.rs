@@ -129,8 +129,8 @@ impl Collection {
         let source = MemtableSource { rows, deletes: memtable.deletes().clone() };
         drop(memtable);
         let outcome = self.flush_memtable(source, &mut headroom, deadline);
-        // Kept also after a failure: the next try needs as much memory, and other work would take
-        // it.
+        // Kept also after a failure, because the next try needs as much memory and other work would
+        // take it.
         headroom.refill(headroom_bytes(self.memtable_bytes));
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled) {
             return self.check_open().map(|()| false);

@@ -2,8 +2,8 @@
 //!
 //! A query whose segments are many, or whose largest segment has long lists, offers parts to search
 //! threads that are not busy with a query of their own. A thread that helps stops as soon as a
-//! query waits. The result is the same, bit for bit, with any number of helpers: parts are
-//! independent of each other, or work that depends on the order of segments stays with the owner.
+//! query waits. The result is the same, bit for bit, with any number of helpers. Parts are
+//! independent of each other, and work that depends on the order of segments stays with the owner.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -254,16 +254,16 @@ impl SegmentsSearch {
         }
     }
 
-    /// Returns true if the lists of a segment of `rows` rows should be divided: `idle` threads can
-    /// search the segments that are left before one thread has searched this one. Otherwise whole
-    /// segments use the threads better, because their reads are in flight together.
+    /// Returns true if the lists of a segment of `rows` rows should be divided. Then `idle` threads
+    /// can search the segments that are left before one thread has searched this one. Otherwise
+    /// whole segments use the threads better, because their reads are in flight together.
     fn divides(&self, rows: u64, idle: usize) -> bool {
         let left = self.rows_from[self.segments.len() - self.parts.unclaimed()];
         left < rows.saturating_mul(idle as u64)
     }
 
-    /// Returns true if rows are compared exactly together after all segments, if their index has
-    /// bounds of scores.
+    /// Returns true if exact comparisons wait until all segments are searched, and then run
+    /// together. Needs an exact query whose indexes give bounds of scores.
     pub(super) fn defers(&self) -> bool {
         self.exact && self.floor_is_exact && self.count <= DEFERRED_HITS_MAX
     }
@@ -413,8 +413,8 @@ impl HelpWork for SegmentsSearch {
     }
 }
 
-/// Open segments with their numbers, largest first: they hold most of the result, so the others
-/// have little left to read.
+/// Open segments with their numbers, largest first. The largest hold most of the result, so the
+/// others have little left to read.
 pub(super) struct SegmentOrder<'v>(Vec<(u32, &'v SegmentView)>);
 
 impl<'v> SegmentOrder<'v> {

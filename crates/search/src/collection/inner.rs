@@ -122,7 +122,7 @@ pub(super) struct CollectionFiles {
     pub(super) pins: Mutex<BTreeMap<String, usize>>,
 }
 
-/// Work that makes searches faster: what runs, and when more of it may begin.
+/// Work that makes searches faster, and the time at which more of it may begin.
 #[derive(Debug, Default)]
 pub(super) struct OptimizerState {
     /// True while segments are merged. `merging` is also locked while a merge is chosen.
@@ -146,8 +146,8 @@ pub(super) struct QuietSince {
 /// Logs that hold unflushed changes, oldest first. The last one is written to.
 pub(super) struct CollectionLogs {
     pub(super) logs: Vec<(u64, Arc<Log>)>,
-    /// Number of a log that could not be created, reused by the next try: a full disk must not fill
-    /// with empty files.
+    /// Number of a log that could not be created, reused by the next try, because a full disk must
+    /// not fill with empty files.
     pub(super) unused: Option<u64>,
 }
 
@@ -222,7 +222,7 @@ pub(super) fn wait_for_last_references<'a, T: 'a>(held: impl IntoIterator<Item =
 }
 
 impl Collection {
-    /// Drops segments that left the state. Caches forget segments that no request uses; a later
+    /// Drops segments that left the state. Caches forget segments that no request uses. A later
     /// call does that for the others, because their requests still use and fill these caches.
     pub(super) fn retire(&self, segments: Vec<Arc<Segment>>) {
         wait_for_last_references(&segments);
@@ -305,14 +305,14 @@ impl Collection {
         }
     }
 
-    /// Returns true if a flush should continue: the collection is open, and the flush has no
-    /// deadline or is neither late nor overtaken by an escalated one.
+    /// Returns true if a flush should continue. The collection must be open. The flush must have no
+    /// deadline, or be neither late nor overtaken by an escalated one.
     pub(super) fn may_flush(&self, deadline: Option<Instant>) -> bool {
         let leave = |due| self.stall.is_escalated() || Instant::now() >= due;
         !self.stop.load(Ordering::Relaxed) && !deadline.is_some_and(leave)
     }
 
-    /// Accounts for `bytes` read or written by a merge; limits the rate unless it is escalated.
+    /// Accounts for `bytes` read or written by a merge, and limits the rate unless it is escalated.
     ///
     /// # Errors
     /// `Cancelled` if the merge should end.

@@ -1,4 +1,4 @@
-//! Live rows of a segment as searches use them: a bitmap for each state that a search uses.
+//! Live rows of a segment as searches use them. A search uses the bitmap of one state.
 //!
 //! A query keeps the state that it began with, so a later delete must not change its bitmap. A new
 //! bitmap for each delete would cost the next query one bit for every row of the segment. So a
@@ -47,7 +47,7 @@ struct LiveBitmap<R> {
 
 /// Bitmaps of a segment that no query uses, and the deletes that distinguish them.
 ///
-/// A state is identified by its number of deleted rows: every delete makes one more row deleted,
+/// A state is identified by its number of deleted rows. Every delete makes one more row deleted,
 /// and only the newest state gets deletes.
 #[derive(Debug, Default)]
 struct SpareRows {
@@ -154,8 +154,8 @@ impl SpareRows {
         (high <= self.deleted).then(|| low as usize..(high - first) as usize)
     }
 
-    /// Returns a spare bitmap, changed to the state with `deleted` deleted rows. Returns `None` if
-    /// no spare one can be changed.
+    /// Returns a spare bitmap, changed to the state with `deleted` deleted rows. Returns `None`
+    /// if no spare bitmap can be changed.
     fn take(&mut self, deleted: u32) -> Option<LiveBitmap<RowSet>> {
         self.requested = Some(Instant::now());
         let distance =

@@ -14,7 +14,7 @@ use crate::filter::Filter;
 use crate::ingest::{MemtableRow, StoredPoint};
 use crate::segment::{PageCache, similarity};
 
-/// Pages cached while several points are read: neighbouring rows share pages.
+/// Pages cached while several points are read, because neighbouring rows share pages.
 const CACHED_PAGES: usize = 16;
 /// Maximum ids of one list.
 pub const IDS_MAX: usize = 65_536;
@@ -232,7 +232,7 @@ impl Collection {
     }
 
     /// Returns the exact similarity of `query` to the embedding of each point of `ids`, in their
-    /// order; `None` for points that do not exist or cannot be read.
+    /// order. Has `None` for points that do not exist or cannot be read.
     ///
     /// # Errors
     /// `InvalidArgument` for an embedding that does not fit the collection.

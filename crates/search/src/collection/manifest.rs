@@ -162,7 +162,7 @@ pub(super) fn uuid_of(text: &str) -> Option<[u8; 16]> {
     (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok()).flatten().map(u128::to_be_bytes)
 }
 
-/// Returns a new random UUID: two hashes with keys drawn by the system.
+/// Returns a new random UUID, made of two hashes with keys drawn by the system.
 pub(super) fn new_uuid() -> [u8; 16] {
     use std::hash::{BuildHasher, RandomState};
     let half = |which: u8| {

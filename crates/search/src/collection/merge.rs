@@ -114,8 +114,8 @@ fn piled(sizes: &[SegmentSize], merging: &Merging) -> usize {
 }
 
 /// Returns true if at least `BEHIND * fan_in` segments of similar size wait. Segments that are too
-/// large to be merged do not count: a large collection has many of them, and its merges would
-/// never be paced. Returns false if a segment has lost many rows or codes, since that segment is
+/// large to be merged do not count. A large collection has many of them, and its merges would never
+/// be paced. Returns false if a segment has lost many rows or codes, since that segment is
 /// rewritten first.
 fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
     !sizes.iter().any(|size| is_worn(size, merging))
@@ -265,8 +265,8 @@ impl Collection {
     /// if an escalated merge takes over.
     ///
     /// # Errors
-    /// The error of the medium. A damaged page ends the merge, and the segment is not merged again:
-    /// a copy without the page would make the loss permanent. Damaged codes are computed anew.
+    /// The error of the medium. A damaged page ends the merge, and the segment is not merged again.
+    /// A copy without the page would make the loss permanent. Damaged codes are computed anew.
     pub(super) fn merge_once(&self, urgency: Urgency) -> Result<bool> {
         let mut damaged = self.merging.lock();
         let state = self.state();
@@ -329,7 +329,7 @@ impl Collection {
     }
 
     /// Counts the segments that wait to be merged, after a flush or a merge. The count is 0 if the
-    /// next merge has no memory: slower writes would not help that merge.
+    /// next merge has no memory, because slower writes would not help that merge.
     pub(super) fn count_piled(&self) {
         let damaged = self.merging.try_lock();
         let runs = damaged.is_none();
@@ -341,9 +341,9 @@ impl Collection {
         self.piled.store(count, Ordering::Relaxed);
     }
 
-    /// Returns true while searches will soon be faster: points are being flushed, or segments
-    /// merged, or a merge is due and the last one did not fail. Does not count work that waits
-    /// until no points arrive.
+    /// Returns true while searches will soon be faster. Then points are being flushed, segments are
+    /// being merged, or a merge is due and the last one did not fail. Does not count work that
+    /// waits until no points arrive.
     pub fn is_optimizing(&self) -> bool {
         let state = self.state();
         if self.optimizer.merge_runs.load(Ordering::Relaxed) || state.memtables.len() > 1 {

@@ -20,8 +20,8 @@
 //! Results are marked as partial until all are open, and if one is damaged. Deletes of rows of a
 //! segment that is not open are kept as pending deletes, in a file of their own if necessary.
 //! `progress` records how far each log was durable, so a truncated or missing log is not mistaken
-//! for an empty one. Points whose changes are lost are reported as unknown; their old versions are
-//! not served.
+//! for an empty one. Points whose changes are lost are reported as unknown, and their old versions
+//! are not served.
 //!
 //! # Copies
 //! A backup or a copy pins the files of one published state (`pin`). Pinned files are removed only
@@ -129,10 +129,10 @@ impl Collection {
     /// Adds a point, or replaces the point of the same id. Durable when this returns.
     ///
     /// # Errors
-    /// `InvalidArgument` or `TooLarge` for a point that does not fit the collection,
-    /// `ResourceExhausted` if memory has no room (with advice, and a retry delay if retrying may
-    /// help), `FailedPrecondition` if a segment that cannot be opened has too many pending
-    /// deletes; otherwise the error of the medium. After an error the change may or may not have
+    /// `InvalidArgument` or `TooLarge` for a point that does not fit the collection.
+    /// `ResourceExhausted` if memory has no room, with advice, and with a retry delay if retrying
+    /// may help. `FailedPrecondition` if a segment that cannot be opened has too many pending
+    /// deletes. Otherwise the error of the medium. After an error the change may or may not have
     /// been made.
     pub fn upsert(&self, point: PointRef<'_>) -> Result<()> {
         self.write(&[Op::Upsert(point)])
@@ -282,7 +282,7 @@ impl Collection {
         self.merge_once(Urgency::Paced)
     }
 
-    /// Abandons a segment that cannot be opened or has lost pages, or a damaged log: removes its
+    /// Abandons a segment that cannot be opened or has lost pages, or a damaged log. Removes its
     /// file. All its points or changes are lost for good, and results are no longer partial because
     /// of it.
     ///

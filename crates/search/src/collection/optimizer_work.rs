@@ -1,5 +1,5 @@
-//! Flushes and merges that run or wait. Both slow queries down: they take processor time and disk
-//! reads, and without them queries scan more memtables and segments.
+//! Flushes and merges that run or wait. Both slow queries down, because they take processor time
+//! and disk reads. Without them, queries scan more memtables and segments.
 
 use std::sync::atomic::Ordering;
 

@@ -268,15 +268,15 @@ impl PointVisitor for OrderVisitor<'_> {
 }
 
 impl Collection {
-    /// Returns the first `limit` points, at most [`IDS_MAX`], that match `filter`, in the order of
-    /// the numbers and dates of a payload field; points of equal values in the order of their ids
-    /// (a fraction such as 1.0 is before the whole number 1).
-    /// Points without such a value are left out. Values come from the payload index, or from
-    /// payloads for a field without one.
+    /// Returns the first `limit` points, at most [`IDS_MAX`], that match `filter`. They are in the
+    /// order of the numbers and dates of a payload field. Points of equal values are in the order
+    /// of their ids, and a fraction such as 1.0 is before the whole number 1. Points without such a
+    /// value are left out. Values come from the payload index, or from payloads for a field without
+    /// one.
     ///
     /// # Errors
-    /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key; `DeadlineExceeded` if
-    /// payloads had to be read and the time was up; `Cancelled` after a pause of the index or of
+    /// As [`Collection::ids_from`]. `InvalidArgument` for an empty key. `DeadlineExceeded` if
+    /// payloads had to be read and the time was up. `Cancelled` after a pause of the index or of
     /// payloads, which [`super::in_slice`] notices.
     pub fn ordered(
         &self,

@@ -99,7 +99,7 @@ impl Collection {
         Ok(PinnedFiles { collection: self, content, files })
     }
 
-    /// Checks that all files can be read: a copy must not silently lack points.
+    /// Checks that all files can be read, because a copy must not silently lack points.
     fn check_whole(&self) -> Result<()> {
         if let Some((log, reasons)) = self.health.lock().damaged_logs.iter().next() {
             let name = CollectionFile::Log(*log).name();
@@ -177,7 +177,7 @@ impl PinnedFiles<'_> {
     /// are read.
     ///
     /// # Errors
-    /// The error of the medium, for example because the collection was removed; `DataLoss` if the
+    /// The error of the medium, for example because the collection was removed. `DataLoss` if the
     /// file is shorter than it was, or damaged.
     pub fn open(&self, file: &PinnedFile) -> Result<PinnedReader<'_>> {
         match &file.role {
@@ -250,8 +250,8 @@ impl Drop for PinnedFiles<'_> {
 /// Checks the list of a copy, and makes the files of `medium` a collection of `shape`.
 ///
 /// # Errors
-/// `DataLoss` for a damaged list, a missing file or file numbers that are too high,
-/// `FailedPrecondition` for the list of a newer program or of another shape; otherwise the error of
+/// `DataLoss` for a damaged list, a missing file or file numbers that are too high.
+/// `FailedPrecondition` for the list of a newer program or of another shape. Otherwise the error of
 /// the medium.
 pub(crate) fn publish_copy(
     medium: &Arc<dyn storage::Medium>,

@@ -75,7 +75,7 @@ impl<'a> PinnedReader<'a> {
     ///
     /// # Errors
     /// `DataLoss` past the end, if the medium has lost the bytes, or with the page of a segment
-    /// that does not match its checksum; `Internal` for a read out of order; otherwise the error of
+    /// that does not match its checksum. `Internal` for a read out of order. Otherwise the error of
     /// the medium.
     pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         match &self.source {

@@ -101,7 +101,7 @@ impl PointsPass {
     /// Visits the remaining points that match `filter`. `key` is the field that the visitor uses.
     ///
     /// # Errors
-    /// `Cancelled` after a pause, which [`scan::is_paused`] shows: the next call continues.
+    /// `Cancelled` after a pause, which [`scan::is_paused`] shows. The next call then continues.
     /// `DeadlineExceeded` if payloads are still to be read; the errors of the filter and of the
     /// visitor.
     pub(super) fn run(

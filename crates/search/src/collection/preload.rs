@@ -1,5 +1,6 @@
-//! Preload of embeddings, payloads and payload indexes into memory that nothing else uses: of new
-//! segments before they replace others that were in memory, and of other segments soon.
+//! Preload of embeddings, payloads and payload indexes into memory that nothing else uses. New
+//! segments are read before they replace others that were in memory. Background work reads the
+//! other segments.
 
 use std::sync::Arc;
 
@@ -10,10 +11,10 @@ use super::state::{SegmentSlot, SegmentView};
 use crate::segment::{IoStep, PreloadScope, Segment};
 
 impl Collection {
-    /// Reads one section of a segment into unused memory, if it has room for all of it: the
-    /// embeddings, the payloads or the payload index. Chooses a segment that is there since the
-    /// start, or any segment if no points arrive and nothing is merged, or one that requests have
-    /// often read from the medium. Returns false if there is no such segment.
+    /// Reads one section of a segment into unused memory, if it has room for all of it. The section
+    /// is the embeddings, the payloads or the payload index. Chooses a segment that existed at the
+    /// start, or one that requests have often read from the medium. If no points arrive and nothing
+    /// is merged, chooses any segment. Returns false if there is no such segment.
     ///
     /// # Errors
     /// The error of the medium.
@@ -46,8 +47,8 @@ impl Collection {
     }
 
     /// Reads sections of a new segment into unused memory, if those of the segments in `replaced`
-    /// are mostly there. Searches would read them from the medium otherwise, all at
-    /// once. An error only ends the preload: queries that need a page report it.
+    /// are mostly there. Searches would read them from the medium otherwise, all at once. An error
+    /// only ends the preload. Queries that need a page report it.
     pub(super) fn preload_new(&self, new: &Segment, replaced: &[SegmentView], step: IoStep<'_>) {
         let replaced: Vec<&Segment> = replaced.iter().map(|view| &*view.segment).collect();
         if let Err(error) = new.preload_as(&replaced, step) {

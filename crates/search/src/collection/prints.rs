@@ -24,8 +24,8 @@ pub struct PrintQuery<'a> {
     /// Maximum hits.
     pub k: usize,
     /// Points of the index that the exact stage compares, up to [`PRINT_CANDIDATES_MAX`]. At most
-    /// as many points without an index are compared too: unflushed points, and points in segments
-    /// of older programs.
+    /// as many points without an index are compared too. They are unflushed points, and points in
+    /// segments of older programs.
     pub candidates: usize,
     /// Condition that hits must match.
     pub filter: Option<&'a Filter>,

@@ -1,5 +1,5 @@
-//! Recovery of logs: which logs must exist and how far they reached, which parts are damaged, and
-//! which points are therefore unknown.
+//! Recovery of logs. It finds the logs that must exist and the positions that they reached, the
+//! damaged parts, and the points that are unknown because of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -258,7 +258,7 @@ impl Collection {
         losses
     }
 
-    /// Records that changes of a log are lost: of the given points, or of any.
+    /// Records that changes of a log are lost, either of the given points or of any.
     fn record_lost_changes(&self, log: u64, ids: Option<Vec<u64>>) {
         let mut live = self.live.lock();
         match ids.filter(|ids| live.state.unknown.len() + ids.len() <= UNKNOWN_MAX) {
@@ -328,7 +328,7 @@ impl Collection {
         self.unquarantine(&CollectionFile::Log(log).name());
     }
 
-    /// Abandons the lost changes of a damaged log: points that are unknown because of the damage
+    /// Abandons the lost changes of a damaged log. Points that are unknown because of the damage
     /// count as deleted, and the rest of the log is removed.
     pub(super) fn abandon_log(&self, number: u64) -> Result<()> {
         let name = CollectionFile::Log(number).name();

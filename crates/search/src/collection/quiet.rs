@@ -1,5 +1,5 @@
-//! Work for a collection that gets no new points for a while: flushing the last points, so that
-//! queries do not scan them, and merging more segments.
+//! Work for a collection that has had no new points for some time. The last points are flushed, so
+//! that queries do not scan them, and more segments are merged.
 
 use std::time::{Duration, Instant};
 
@@ -49,8 +49,8 @@ impl Collection {
         self.freeze()
     }
 
-    /// Returns when more segments are merged because no points arrive: half as many are enough.
-    /// Returns `None` if points arrive.
+    /// Returns when more segments are merged because no points arrive. Then half as many are
+    /// enough. Returns `None` if points arrive.
     pub(super) fn quiet_merging(&self) -> Option<Merging> {
         let merging = self.options.merging;
         let fan_in = (merging.fan_in / 2).max(FAN_IN_MIN);

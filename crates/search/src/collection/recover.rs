@@ -47,9 +47,9 @@ impl Collection {
     /// waits for this work.
     ///
     /// # Errors
-    /// `InvalidArgument` for invalid options, `FailedPrecondition` if the collection has another
-    /// shape or was written by a newer program, `DataLoss` if its manifest is lost,
-    /// `ResourceExhausted` if its log does not fit the memory; otherwise the error of the medium.
+    /// `InvalidArgument` for invalid options. `FailedPrecondition` if the collection has another
+    /// shape or was written by a newer program. `DataLoss` if its manifest is lost.
+    /// `ResourceExhausted` if its log does not fit the memory. Otherwise the error of the medium.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: CollectionOptions,
@@ -180,11 +180,11 @@ impl Collection {
         self.medium.list().is_ok_and(|files| files.iter().any(is_it))
     }
 
-    /// Opens the segments on the calling thread; each is searched as soon as it is open. Returns
-    /// true if some segments could not be opened yet, for lack of memory for example, so the
-    /// caller should call this again later. With [`CodesPlace::Auto`](crate::codes::CodesPlace),
-    /// codes above 4 MiB a segment stay on the medium; a thread of the registry reads them into
-    /// memory afterwards.
+    /// Opens the segments on the calling thread. Each is searched as soon as it is open. Returns
+    /// true if some segments could not be opened yet, for lack of memory for example, so the caller
+    /// should call this again later. With [`CodesPlace::Auto`](crate::codes::CodesPlace), codes
+    /// above 4 MiB a segment stay on the medium. A thread of the registry reads them into memory
+    /// afterwards.
     pub fn open_segments(&self) -> bool {
         let is_closed = |slot: &&SegmentSlot| matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none());
         // No reference to open segments, whose codes may have to be released.
@@ -295,7 +295,8 @@ fn may_end(error: &Error) -> bool {
 /// Returns the number of the next file. No new file may get the number of a lost log.
 ///
 /// # Errors
-/// `DataLoss` if a name has no room for that number: the next start would not find the file.
+/// `DataLoss` if a name has no room for that number, because the next start would not find the
+/// file.
 fn next_file_number(
     content: &ManifestContent,
     found: &[CollectionFile],

@@ -18,8 +18,8 @@ pub const SLICE_MAX: Duration = Duration::from_millis(40);
 const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
 /// Maximum rows of a turn: after it, a pass checks the time and the thread yields.
 const ROWS_A_TURN: u32 = 512;
-/// Time after which a turn ends early. A row can take long: a filter may have many conditions on a
-/// long text.
+/// Time after which a turn ends early. A row can take long, because a filter may have many
+/// conditions on a long text.
 const TURN_TIME_MAX: Duration = SLICE_MAX;
 
 /// Limits of the work on this thread.
@@ -305,7 +305,7 @@ impl PayloadScan {
     }
 
     /// Returns true if the next row begins a turn. Within a turn, checks the time after 1, 2, 4, 8
-    /// rows and so on: few times if rows are cheap, and soon if they are not.
+    /// rows and so on. It checks few times if rows are cheap, and soon if they are not.
     fn ends_turn(&self) -> bool {
         self.rows_of_turn >= ROWS_A_TURN
             || (self.rows_of_turn.is_power_of_two()

@@ -13,8 +13,8 @@ use super::search::{CollectionQuery, RunningQuery, SearchThread};
 use super::state::{PointLocation, SegmentView};
 use crate::rerank::Scorer;
 
-/// Coarse score of a point while it is scored: so high that a scorer never skips the point because
-/// of its bound.
+/// Coarse score of a point while it is scored. It is so high that a scorer never skips the point
+/// because of its bound.
 const UNKNOWN: f32 = f32::MAX;
 
 impl Collection {

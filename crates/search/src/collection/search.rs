@@ -1,5 +1,5 @@
-//! Queries: the coarse filter over all segments and memtables, then the exact stage over the best
-//! candidates.
+//! Queries. The coarse filter runs over all segments and memtables, and then the exact stage over
+//! the best candidates.
 
 use std::cell::OnceCell;
 use std::sync::Arc;

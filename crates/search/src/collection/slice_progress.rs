@@ -37,8 +37,8 @@ impl SliceProgress {
         self.values.lock().clear();
     }
 
-    /// Returns the state of the collection with an identity: the result of `current` at the first
-    /// call for the collection.
+    /// Returns the state of the collection with an identity, which is the result of `current` at
+    /// the first call for the collection.
     pub(super) fn state_of<T: Send + Sync + 'static>(
         &self,
         collection: &Arc<()>,

@@ -1,5 +1,5 @@
 //! Write stalls: decides when background work no longer yields to queries. A flush escalates if
-//! writers wait for it or if it takes too long; a merge escalates if segments pile up.
+//! writers wait for it or if it takes too long. A merge escalates if segments pile up.
 //!
 //! A thread of low priority gets almost no time on a machine that queries keep busy. Writers would
 //! then block, and queries would scan ever more unflushed points and segments. Therefore threads of

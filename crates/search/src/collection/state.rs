@@ -1,8 +1,8 @@
 //! State of a collection at one moment, and the changes that modify it.
 //!
 //! A query takes the current [`CollectionState`] and keeps it, so it sees the points that existed
-//! when it began. A writer copies only data that others still hold: a list of pointers and at most
-//! one chunk of a bitmap.
+//! when it began. A writer copies only data that others still hold, which is a list of pointers and
+//! at most one chunk of a bitmap.
 //!
 //! Rule: an id is live in at most one place, and the newest change decides where.
 
@@ -296,7 +296,7 @@ impl LiveState {
 
     /// Returns the memtable that takes new points.
     pub(super) fn active(&self) -> &Memtable {
-        // There is always one: a flush removes only frozen memtables.
+        // There is always one, because a flush removes only frozen memtables.
         &self.state.memtables[self.state.memtables.len() - 1]
     }
 

@@ -40,8 +40,8 @@ pub struct Status {
     pub flush_error: Option<String>,
     /// Error of the last merge, if it failed.
     pub merge_error: Option<String>,
-    /// Reason why changes are refused: less disk space is free than the reserve. Cleared once there
-    /// is room.
+    /// Reason why changes are refused: the free disk space is less than the reserve. Cleared once
+    /// there is room.
     pub low_disk: Option<String>,
     /// Reason why new points are refused: the memory for all collections is full. Cleared once a
     /// point without a payload fits.

@@ -1,4 +1,4 @@
-//! Writes: changes go to the log and to memory, and are acknowledged once the log is durable.
+//! Writes. Changes go to the log and to memory, and are acknowledged once the log is durable.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,7 +76,7 @@ enum WriteOutcome {
 }
 
 impl Collection {
-    /// Makes several changes in order, with one sync of the log. Not a transaction: after an error
+    /// Makes several changes in order, with one sync of the log. Not a transaction. After an error
     /// or a crash, the first changes may have been made without the later ones. If memory or the
     /// disk has no room for a change, the changes before it are durable.
     ///
@@ -170,7 +170,7 @@ impl Collection {
     }
 
     /// Returns all changes that readers see now. The caller of a change that changes nothing, for
-    /// example because its point is deleted already, commits them: a crash must not undo what it
+    /// example because its point is deleted already, commits them. A crash must not undo what it
     /// has answered. If the log has failed, that is an error until a flush has saved the changes.
     pub(crate) fn visible(&self) -> Applied {
         let writer = self.writer.lock();
@@ -234,8 +234,8 @@ impl Collection {
         Ok(())
     }
 
-    /// Refuses finite embeddings whose products overflow, or whose direction is lost to rounding:
-    /// no index can be built from them.
+    /// Refuses finite embeddings whose products overflow, or whose direction is lost to rounding,
+    /// because no index can be built from them.
     fn check_length(&self, embedding: &[f32]) -> Result<()> {
         let square: f64 = embedding.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
         let cosine = self.options.shape.metric == Metric::Cosine;
@@ -256,7 +256,8 @@ impl Collection {
         op.encode(&mut frame);
         let deadline = Instant::now() + self.options.room_wait;
         let mut notified = false;
-        // One wait, however many events arrive: events of other collections must not restart it.
+        // One wait for any number of events, because events of other collections must not restart
+        // it.
         let mut stalled = None;
         loop {
             let mut seen = self.events.count();
@@ -464,7 +465,7 @@ impl Collection {
     /// Applies a change of log number `log` again, during recovery.
     ///
     /// # Errors
-    /// The error of a flush if one is needed for room; `ResourceExhausted` if there is no room.
+    /// The error of a flush if one is needed for room, or `ResourceExhausted` if there is no room.
     pub(super) fn replay(&self, log: u64, change: LoggedOp) -> Result<()> {
         let point = match change {
             LoggedOp::Delete(id) => {

@@ -14,7 +14,7 @@ pub struct DuplicateGroup {
 /// Returns the groups of `pairs`, the largest first, equal ones by their least id.
 ///
 /// A job can have millions of groups of two points. So numbers are sorted instead of hashed, and
-/// the lists of a group have no spare memory.
+/// the lists of a group have no unused memory.
 #[must_use]
 pub fn groups(pairs: &[DuplicatePair]) -> Vec<DuplicateGroup> {
     let mut sets = DisjointSets::new(pairs);

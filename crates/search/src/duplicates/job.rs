@@ -1,4 +1,4 @@
-//! The job: walks, scans in several threads, and keeps its results.
+//! The job. It walks, scans in several threads, and keeps its results.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,11 +50,11 @@ impl DuplicateControl {
 
 /// Finds the duplicates of a collection on the calling thread and `options.threads - 1` further
 /// ones, all at low priority. Continues an earlier job of the same threshold and score that has not
-/// ended; starts anew otherwise.
+/// ended. Otherwise starts a new one.
 ///
 /// # Errors
-/// `InvalidArgument` for options that cannot work, `ResourceExhausted` for more than [`PAIRS_MAX`]
-/// pairs, `DataLoss` if the files of an earlier job are damaged; otherwise the error of the medium.
+/// `InvalidArgument` for options that cannot work. `ResourceExhausted` for more than [`PAIRS_MAX`]
+/// pairs. `DataLoss` if the files of an earlier job are damaged. Otherwise the error of the medium.
 /// The state in the file then is `failed`.
 pub fn run(
     named: &NamedCollection,
@@ -200,8 +200,8 @@ impl JobRun<'_> {
     }
 }
 
-/// Returns the maximum points of a step: the points of one second at a low rate, because a step
-/// that waits for its turn does not notice that the job was cancelled.
+/// Returns the maximum points of a step. At a low rate these are the points of one second, because
+/// a step that waits for its turn does not notice that the job was cancelled.
 fn step_points(options: &DuplicateOptions) -> usize {
     let most = STEP_POINTS * options.threads;
     match options.points_per_second {

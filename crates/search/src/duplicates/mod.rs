@@ -3,7 +3,7 @@
 //!
 //! A job walks through all points in the order of the coarse clusters. For each point it searches
 //! the nearest clusters for neighbours above a threshold. Neighbours are few, so only their
-//! embeddings are read. If both points have a record, the matcher compares the keypoints; a pair of
+//! embeddings are read. If both points have a record, the matcher compares the keypoints. A pair of
 //! points without records counts by its similarity alone.
 //!
 //! The job keeps its pairs and its position in the directory `duplicates` of the collection, so it

@@ -1,9 +1,9 @@
 //! Conditions on the payload of a row, a JSON object, and on its id.
 //!
 //! A field that holds a list meets a condition if one of its elements does. A field that is absent,
-//! null or an empty list is empty: it meets [`Condition::IsEmpty`] and no other condition, not even
-//! [`Match::Except`], since it has no value to compare. A list of nulls has no value to compare
-//! either, but is not empty, as in Qdrant.
+//! null or an empty list is empty. It meets [`Condition::IsEmpty`] and no other condition. It does
+//! not even meet [`Match::Except`], since it has no value to compare. A list of nulls has no value
+//! to compare either, but is not empty, as in Qdrant.
 
 use std::borrow::Cow;
 
@@ -113,7 +113,7 @@ pub enum Condition {
     HasVector {
         /// The name.
         name: String,
-        /// True if rows of the collection have it. The reader of the filter does not know; the
+        /// True if rows of the collection have it. The reader of the filter does not know it. The
         /// collection's interface sets it before the evaluation.
         is_present: bool,
     },
@@ -195,9 +195,9 @@ impl Filter {
     /// Checks that the filter is small enough to be evaluated for every row.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than 1,024 conditions, of which a slice counts as 64, more than
-    /// [`DEPTH_MAX`] levels, more than [`VALUES_MAX`] values in a condition, a text or an area
-    /// above its limit, or a field without a name.
+    /// `InvalidArgument` for more than 1,024 conditions, of which a slice counts as 64, or for more
+    /// than [`DEPTH_MAX`] levels. Also for more than [`VALUES_MAX`] values in a condition, for a
+    /// text or an area above its limit, and for a field without a name.
     pub fn check(&self) -> Result<()> {
         let mut conditions = 0;
         self.check_within(1, &mut conditions)
@@ -228,7 +228,7 @@ impl Filter {
         self.conditions().map(Condition::memory_bytes).sum()
     }
 
-    /// Splits off the ids that the filter excludes: they differ from query to query, while the rest
+    /// Splits off the ids that the filter excludes. They differ from query to query, while the rest
     /// of the filter is mostly the same. Returns the rest and those ids.
     pub(crate) fn without_ids(&self) -> (Cow<'_, Filter>, Vec<u64>) {
         let (ids, others): (Vec<&Condition>, Vec<&Condition>) =

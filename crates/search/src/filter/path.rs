@@ -105,9 +105,9 @@ fn without_brackets(mut step: &str) -> &str {
 /// Checks that every step of a path can be read. Callers refuse an empty path themselves.
 ///
 /// # Errors
-/// `InvalidArgument` for a quotation mark that is not closed or that something else follows, for
-/// an empty name without quotation marks, also before brackets, for a bracket without its pair, and
-/// for a number above 64 bits.
+/// `InvalidArgument` for a quotation mark that is not closed or that something else follows, and
+/// for an empty name without quotation marks, also before brackets. Also for a bracket without its
+/// pair, and for a number above 64 bits.
 pub fn check_path(path: &str) -> Result<()> {
     let mut next = Some(path).filter(|path| !path.is_empty());
     while let Some(at) = next {
@@ -124,8 +124,8 @@ pub fn check_path(path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if payload indexes have the path: no name is quoted, no step has a number, and no
-/// step goes into lists of lists.
+/// Returns true if payload indexes have the path. Then no name is quoted, no step has a number, and
+/// no step goes into lists of lists.
 pub(crate) fn is_indexable(path: &str) -> bool {
     let mut next = Some(path);
     while let Some(at) = next {

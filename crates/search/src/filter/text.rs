@@ -194,8 +194,8 @@ impl TextMatch {
         self.words.binary_search_by(|word| word.as_str().cmp(token)).ok()
     }
 
-    /// Returns the words of the phrase that match up to and with `token`, if `matched` words did
-    /// before it. This is the algorithm of Knuth, Morris and Pratt.
+    /// Returns the number of words of the phrase that match up to and with `token`. Before it,
+    /// `matched` words did. This is the algorithm of Knuth, Morris and Pratt.
     fn matched_with(&self, mut matched: usize, token: &str) -> usize {
         loop {
             if self.words.get(matched).is_some_and(|word| word == token) {

@@ -1,8 +1,8 @@
 //! Memtables: unflushed points in memory, searched like all others.
 //!
 //! A query keeps the memtable as it was when the query began. A writer copies only the parts that
-//! it changes: a list of pointers to blocks, the last block of pointers to rows, one chunk of the
-//! bitmap. Rows are never copied.
+//! it changes. They are a list of pointers to blocks, the last block of pointers to rows, and one
+//! chunk of the bitmap. Rows are never copied.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -18,8 +18,9 @@ use crate::deletes::Deletes;
 pub(crate) const MEMTABLE_ROWS_MAX: u32 = 1 << 20;
 /// Rows per block.
 const BLOCK_ROWS: usize = 256;
-/// Rows to prefetch ahead: the embeddings of this many rows, and the addresses of as many more.
-/// Rows lie at random addresses, and waiting for memory would take most of the time of a scan.
+/// Rows to prefetch ahead. A scan prefetches the embeddings of the next `AHEAD` rows, and the
+/// addresses of the `AHEAD` rows after them. Rows lie at random addresses, and waiting for memory
+/// would take most of the time of a scan.
 const AHEAD: usize = 4;
 /// Values of an embedding to prefetch; the processor prefetches the rest itself.
 const AHEAD_VALUES: usize = 256;
@@ -226,7 +227,7 @@ impl Memtable {
     }
 }
 
-/// Returns true if a score of at most `at_most` can reach `floor`; NaN means no bound.
+/// Returns true if a score of at most `at_most` can reach `floor`. NaN means no bound.
 fn reaches(at_most: f32, floor: f32) -> bool {
     at_most >= floor || at_most.is_nan()
 }

@@ -1,4 +1,4 @@
-//! Unflushed data: the changes in the log, and the points in memory that they produce.
+//! Unflushed data. It is the changes in the log, and the points in memory that they produce.
 
 mod memtable;
 mod op;

@@ -87,8 +87,8 @@ const DENSE_MAX: usize = 256;
 const DIRECTORY_BYTES_MAX: usize = 32 << 20;
 /// Maximum bytes per read.
 const READ_BYTES_MAX: usize = 1 << 20;
-/// Maximum gap between pieces that are read together: about the bytes that NVMe transfers in the
-/// time of a read's fixed cost.
+/// Maximum gap between pieces that are read together. It is about the bytes that NVMe transfers in
+/// the time of a read's fixed cost.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 
 /// Types of values that are counted apart.

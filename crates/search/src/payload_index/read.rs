@@ -121,8 +121,8 @@ impl PayloadIndex {
         !matches!(self.field(path), FieldLookup::Unindexed(_))
     }
 
-    /// Counts the rows of `allow` with a value under `path`; `None` if the index does not have that
-    /// information.
+    /// Counts the rows of `allow` with a value under `path`. Returns `None` if the index does not
+    /// have that information.
     ///
     /// # Errors
     /// As [`PayloadIndex::bitmap`].

@@ -23,7 +23,7 @@ const EXCEPT_BYTES_MAX: u64 = 16 << 20;
 /// Segment whose rows are selected.
 #[derive(Clone, Copy)]
 pub(crate) struct FilterInput<'a> {
-    /// `None` for a segment without an index: all conditions on fields are then undecided.
+    /// `None` for a segment without an index. All conditions on fields are then undecided.
     pub(crate) index: Option<&'a PayloadIndex>,
     pub(crate) file: &'a dyn Sealed,
     pub(crate) ids: &'a SegmentIds,

@@ -54,8 +54,8 @@ pub(crate) struct CountPosition {
 
 impl PayloadIndex {
     /// Visits every value under `path` from `position` on, each with the number of rows of `allow`
-    /// that have it; of all rows if `None`. Moves `position`. Calls after a pause need the same
-    /// `allow`.
+    /// that have it. If `allow` is `None`, all rows count. Moves `position`. Calls after a pause
+    /// need the same `allow`.
     ///
     /// # Errors
     /// The error of the medium or of `visitor`. After `DataLoss`, some values were visited.

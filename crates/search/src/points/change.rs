@@ -21,13 +21,13 @@ pub enum PointSelection {
 /// One change of a payload.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PayloadChange {
-    /// Merges members into an object: members of the same name are replaced, null removes a member,
+    /// Merges members into an object. Members of the same name are replaced, null removes a member,
     /// and others stay.
     Set {
         /// The members.
         payload: Map<String, Value>,
-        /// Path of the object in the payload, created if it is missing; `None` for the payload
-        /// itself.
+        /// Path of the object in the payload, which is created if it is missing. `None` for the
+        /// payload itself.
         key: Option<String>,
     },
     /// Replaces the payload.

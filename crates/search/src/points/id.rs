@@ -22,7 +22,7 @@ pub enum PointId {
 }
 
 /// Returns 63 bits of a UUID's BLAKE3 hash: its first eight bytes, little-endian, without the
-/// highest bit. The UUID itself has too much structure: UUIDs of version 7 from one moment share
+/// highest bit. The UUID itself has too much structure. UUIDs of version 7 from one moment share
 /// their first half.
 pub fn uuid_hash(uuid: &[u8; 16]) -> u64 {
     let hash = blake3::hash(uuid);

@@ -3,10 +3,10 @@
 //!
 //! A collection stores points by 64-bit ids. A number is its own id. A UUID becomes 2^63 plus 63
 //! bits of its hash ([`uuid_hash`]). UUIDs, and numbers from 2^63 on, are kept in the payload under
-//! a key that clients cannot write. Two ids of the same 64 bits cannot both be in a collection: the
-//! second one is refused. Among 10^9 points with UUIDs the chance that this ever happens is about
-//! one in twenty. Points are stored, and scrolled, by the 64-bit id: numbers below 2^63 first, then
-//! UUIDs by their hash and not by their value.
+//! a key that clients cannot write. Two ids of the same 64 bits cannot both be in a collection, so
+//! the second one is refused. Among 10^9 points with UUIDs the chance that this ever happens is
+//! about one in twenty. Points are stored, and scrolled, by the 64-bit id: numbers below 2^63
+//! first, then UUIDs by their hash and not by their value.
 
 mod change;
 pub(crate) mod id;

@@ -39,7 +39,8 @@ fn has_at_most(value: &Value, levels: usize) -> bool {
     }
 }
 
-/// Returns the bytes to store: none for an empty payload of a point whose internal id is its id.
+/// Returns the bytes to store. They are empty for an empty payload of a point whose internal id is
+/// its id.
 ///
 /// # Errors
 /// `InvalidArgument` if the payload has the reserved key; as [`check_levels`].

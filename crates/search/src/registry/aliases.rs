@@ -1,4 +1,4 @@
-//! Aliases: other names of collections, in one file that is replaced as a whole.
+//! Aliases are other names of collections. They are in one file that is replaced as a whole.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -73,8 +73,8 @@ pub(super) fn store(directory: &Path, aliases: &Aliases) -> Result<()> {
 /// the name of a collection.
 ///
 /// # Errors
-/// `InvalidArgument` for an invalid name, `AlreadyExists` for an alias that is the name of a
-/// collection, `NotFound` for a missing collection and for a missing alias to be renamed,
+/// `InvalidArgument` for an invalid name. `AlreadyExists` for an alias that is the name of a
+/// collection. `NotFound` for a missing collection, and for a missing alias to be renamed.
 /// `ResourceExhausted` for more than 10,000 aliases.
 pub fn changed_aliases(
     aliases: &BTreeMap<String, String>,
@@ -106,7 +106,8 @@ pub fn changed_aliases(
                 new.insert(alias.clone(), collection.clone());
             }
             AliasChange::Delete { alias } => {
-                // As in Qdrant: clients delete an alias before they create it, also the first time.
+                // As in Qdrant, because clients delete an alias before they create it, also the
+                // first time.
                 new.remove(alias);
             }
             AliasChange::Rename { from, to } => {

@@ -1,5 +1,5 @@
-//! Threads that open, flush and merge, for all collections. Two threads flush and two merge: one of
-//! low priority, and one that takes over if the first makes too little progress.
+//! Threads that open, flush and merge, for all collections. Two threads flush and two merge. One of
+//! each has low priority, and the other takes over if the first makes too little progress.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -62,8 +62,8 @@ pub(super) struct RegistryCore {
     /// Settings of collections whose files are being written, by the random name of the files'
     /// directory.
     pub(super) restoring: Mutex<BTreeMap<String, CollectionSettings>>,
-    /// Collections that were there at the start and wait to be opened. Other collections are open:
-    /// if they were opened again, the changes of one instance would be missing in the other one.
+    /// Collections that were there at the start and wait to be opened. Other collections are open.
+    /// If they were opened again, the changes of one instance would be missing in the other one.
     waiting: Mutex<Vec<String>>,
     /// True once all collections of the start and their segments are open.
     opened: AtomicBool,
@@ -194,7 +194,7 @@ impl RegistryCore {
     /// one.
     pub(super) fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         let map = self.map.read();
-        // A collection's own name comes first: no alias may hide it.
+        // A collection's own name comes first, because no alias may hide it.
         let alias = map.aliases.get(name).filter(|_| !map.entries.contains_key(name));
         let name = alias.map_or(name, String::as_str);
         match map.entries.get(name) {

@@ -1,6 +1,6 @@
 //! Files of the registry: small checksummed texts that are replaced as a whole.
 //!
-//! A file has two lines. The first is `{"millpond":KIND,"version":1,"crc32c":"8 digits"}`; the
+//! A file has two lines. The first is `{"millpond":KIND,"version":1,"crc32c":"8 digits"}`. The
 //! second is JSON, and the checksum covers its bytes. A new version is written to a temporary file,
 //! synced and renamed, so a crash leaves the old file or the new one. Later damage is detected.
 

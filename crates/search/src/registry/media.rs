@@ -26,7 +26,7 @@ pub enum MediumChoice {
     Auto,
     /// Through io_uring, bypassing the page cache.
     Nvme,
-    /// Copied to memory when opened: half of the memory limit is for files, half for the rest.
+    /// Copied to memory when opened. Half of the memory limit is for files, and half for the rest.
     Dram,
     /// Mapped through the page cache, which is outside of the limit.
     Mmap,

@@ -15,7 +15,7 @@
 //!
 //! # Threads
 //! `search-N` run queries ([`Registry::submit`]). `search-open` opens segments and reads codes,
-//! embeddings and payloads into memory. `search-flush` and `search-merge` have low priority;
+//! embeddings and payloads into memory. `search-flush` and `search-merge` have low priority.
 //! `search-flush-hi` and `search-merge-hi` take over if that is too slow. Each of these threads
 //! works for all collections, so the number of threads does not depend on the number of
 //! collections.
@@ -173,8 +173,8 @@ impl Registry {
     /// Creates a collection. Durable when this returns.
     ///
     /// # Errors
-    /// `AlreadyExists` if a collection or an alias has the name, `InvalidArgument` for an invalid
-    /// name or settings, `ResourceExhausted` if there are too many collections; otherwise the error
+    /// `AlreadyExists` if a collection or an alias has the name. `InvalidArgument` for an invalid
+    /// name or settings. `ResourceExhausted` if there are too many collections. Otherwise the error
     /// of the file system.
     pub fn create(&self, name: &str, settings: CollectionSettings) -> Result<Arc<NamedCollection>> {
         self.core.create(name, settings)
@@ -250,17 +250,17 @@ impl Registry {
     /// nothing of it.
     ///
     /// # Errors
-    /// `NotFound` for a missing collection and for a missing alias to be renamed, `AlreadyExists`
-    /// for an alias that is a collection's name, `ResourceExhausted` for too many; `Unavailable` if
-    /// a write is in progress for longer than [`RegistryOptions::alias_wait_max`]; otherwise the
+    /// `NotFound` for a missing collection, and for a missing alias to be renamed. `AlreadyExists`
+    /// for an alias that is a collection's name. `ResourceExhausted` for too many. `Unavailable` if
+    /// a write is in progress for longer than [`RegistryOptions::alias_wait_max`]. Otherwise the
     /// error of the file system.
     pub fn change_aliases(&self, changes: &[AliasChange]) -> Result<()> {
         self.core.change_aliases(changes, || true).map(drop)
     }
 
     /// Changes aliases only if `still` returns true while no write ([`Registry::writing`]) is in
-    /// progress. Returns the result of `still`. An alias can thus move to a copy of a collection
-    /// that has all acknowledged changes.
+    /// progress. Returns the result of `still`. So an alias can move to a copy of a collection that
+    /// has all acknowledged changes.
     ///
     /// # Errors
     /// As [`Registry::change_aliases`].

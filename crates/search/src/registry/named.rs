@@ -49,7 +49,7 @@ pub struct NamedCollection {
     directory: PathBuf,
     /// Name of the directory of its points.
     points: String,
-    /// Current settings. No file is written while they are locked: each query reads them.
+    /// Current settings. No file is written while they are locked, because each query reads them.
     settings: Mutex<Arc<CollectionSettings>>,
     /// Locked while settings are changed and written, before `settings`.
     storing: Mutex<()>,
@@ -167,8 +167,8 @@ impl NamedCollection {
     /// Changes the data that an API keeps with it, one caller at a time. Durable when this returns.
     ///
     /// # Errors
-    /// The error of `change`, after which nothing is changed; `NotFound` if the collection was
-    /// removed; otherwise the error of the file system.
+    /// The error of `change`, after which nothing is changed. `NotFound` if the collection was
+    /// removed. Otherwise the error of the file system.
     pub fn change_extra(&self, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
         let _storing = self.storing.lock();
         self.check_there()?;
@@ -250,7 +250,7 @@ impl NamedCollection {
     }
 
     /// Returns the requested parts of the points of internal ids, such as hits of a search, in
-    /// their order; `None` for a point that was removed. Neighbours share reads.
+    /// their order. Has `None` for a point that was removed. Neighbours share reads.
     pub fn resolve(
         &self,
         internal: &[u64],
@@ -432,7 +432,8 @@ impl NamedCollection {
         drop((self.changing.lock(), self.storing.lock()));
     }
 
-    /// Returns true if the collection was removed or replaced: its points no longer change.
+    /// Returns true if the collection was removed or replaced, so that its points do not change any
+    /// more.
     pub fn removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }

@@ -50,8 +50,8 @@ pub struct RegistryOptions {
     /// Bytes per second that flushes and merges read and write together. Reads of queries go first
     /// while the device is not saturated.
     pub background_rate: Rate,
-    /// Function that hashes a UUID to 63 bits. Functions other than [`uuid_hash`] are for tests:
-    /// collections store the hashes.
+    /// Function that hashes a UUID to 63 bits. Functions other than [`uuid_hash`] are for tests,
+    /// because collections store the hashes.
     pub uuid_hash: fn(&[u8; 16]) -> u64,
     /// Longest wait of an alias change for writes in progress. New writes wait meanwhile.
     pub alias_wait_max: Duration,

@@ -48,7 +48,7 @@ const THREADS_SHARE: u64 = 8;
 /// Use of the memory of a thread, in errors.
 const RESERVED_FOR: &str = "a search thread";
 
-/// Task for a search thread: gets the collection and the thread's readers for it.
+/// Task for a search thread. It gets the collection and the thread's readers for it.
 pub type PoolTask = Box<dyn FnOnce(&NamedCollection, &mut SearchThread) + Send>;
 
 /// Task for a search thread in slices. While it returns [`TaskProgress::Paused`] it is called
@@ -209,7 +209,7 @@ const fn readers_bytes(dims: usize) -> u64 {
 }
 
 /// Reserves memory for up to `wanted` threads, and at least for one. Its reservation is empty if
-/// too little is free: the start is not refused then.
+/// too little is free, because the start is not refused then.
 ///
 /// # Errors
 /// As [`MemoryBudget::reserve`].

@@ -103,11 +103,10 @@ impl RestoringCollection {
     /// [`crate::collection::PinnedFiles::list`].
     ///
     /// # Errors
-    /// `DataLoss` if the list is damaged or a file is missing, `AlreadyExists` if the name was
-    /// taken meanwhile, `FailedPrecondition` for the list of a newer program or if the file system
-    /// cannot exchange directories; otherwise the error of the file system. After an error of
-    /// the last step, opening, the name stands for the restored collection, which the next start
-    /// opens.
+    /// `DataLoss` if the list is damaged or a file is missing. `AlreadyExists` if the name was
+    /// taken meanwhile. `FailedPrecondition` for the list of a newer program, or if the file system
+    /// cannot exchange directories. Otherwise the error of the file system. After an error of the
+    /// last step, opening, the name stands for the restored collection, which the next start opens.
     pub fn finish(mut self, list: &[u8]) -> Result<Arc<NamedCollection>> {
         let options = CollectionOptions::new(self.settings.dims, self.settings.metric);
         publish_copy(&self.medium, list, &options.shape)?;
@@ -248,7 +247,7 @@ impl RegistryCore {
 }
 
 /// Gives `from` the path `to`, which nothing must have. `rename` does this in one step. Some file
-/// systems cannot, such as NFS and ZFS before 2.2. There the path is looked up first: the registry
+/// systems cannot, such as NFS and ZFS before 2.2. There the path is looked up first. The registry
 /// has locked its directory, so no other server takes the path in between.
 fn rename_to_free(
     from: &Path,

@@ -33,13 +33,13 @@ impl MatchingPoints {
 
 impl NamedCollection {
     /// Adds points or replaces the points of their ids, with one sync of the log. Durable when this
-    /// returns. Not a transaction: after an error or a crash some points may have been written and
+    /// returns. Not a transaction. After an error or a crash some points may have been written and
     /// others not.
     ///
     /// # Errors
-    /// As [`crate::collection::Collection::upsert`]; `InvalidArgument` for a payload with the
-    /// reserved key, `AlreadyExists` for a UUID whose hash belongs to another point,
-    /// `NotFound` if the collection was removed.
+    /// As [`crate::collection::Collection::upsert`]. `InvalidArgument` for a payload with the
+    /// reserved key. `AlreadyExists` for a UUID whose hash belongs to another point. `NotFound` if
+    /// the collection was removed.
     pub fn upsert(&self, new: &[NewPoint<'_>]) -> Result<()> {
         self.collection().throttle();
         let payloads: Vec<Vec<u8>> = new
@@ -101,9 +101,9 @@ impl NamedCollection {
     /// Points added meanwhile may stay.
     ///
     /// # Errors
-    /// As [`NamedCollection::upsert`]; `InvalidArgument` for an invalid filter; `Unavailable` while
-    /// segments are being opened and `DataLoss` if data cannot be read, because matching points
-    /// would stay; `DeadlineExceeded` after the deadline of [`crate::collection::until`]. Nothing
+    /// As [`NamedCollection::upsert`]. `InvalidArgument` for an invalid filter. `Unavailable` while
+    /// segments are being opened, and `DataLoss` if data cannot be read, because matching points
+    /// would stay. `DeadlineExceeded` after the deadline of [`crate::collection::until`]. Nothing
     /// is deleted then. A deadline that passes later does not end the deletion.
     pub fn delete_where(&self, filter: &Filter) -> Result<u64> {
         self.each_matching(filter, |points| Ok(self.delete_matching(points, filter)?.len() as u64))
@@ -145,13 +145,13 @@ impl NamedCollection {
     /// promises the state of points that the request has found and not changed.
     ///
     /// # Errors
-    /// The error of the medium; an earlier change that has returned this error may be lost.
+    /// The error of the medium. An earlier change that has returned this error may be lost.
     pub fn commit_visible(&self) -> Result<()> {
         self.collection().visible().commit()
     }
 
     /// Returns `applied`, or all changes that readers see if the request has left some points as
-    /// they are: the reason may be a change that is not durable yet.
+    /// they are. A change that is not durable yet may be the reason.
     pub(super) fn with_seen(&self, applied: Applied, has_left_some: bool) -> Applied {
         if has_left_some { self.collection().visible() } else { applied }
     }
@@ -197,10 +197,10 @@ impl NamedCollection {
     }
 
     /// Changes payloads and returns the number of points. Durable when this returns. Each point
-    /// changes as a whole: no change of another caller is lost, and no half change is visible.
+    /// changes as a whole, so no change of another caller is lost, and no half change is visible.
     ///
     /// # Errors
-    /// As [`NamedCollection::upsert`]; `TooLarge` for a payload that would become too large, after
+    /// As [`NamedCollection::upsert`]. `TooLarge` for a payload that would become too large, after
     /// which earlier points are changed. With a filter also as [`NamedCollection::delete_where`].
     pub fn change_payload(
         &self,

@@ -1,9 +1,9 @@
 //! Pages of files in memory whose checksum was verified.
 //!
 //! A page read from a device is verified each time. A page that the processor loads directly (DRAM,
-//! DAX, mmap) is verified on first use after its file was opened. Verifying all pages at once would
-//! delay a start by a pass over every byte; verifying each time would cost more than the load
-//! itself. Once the medium has lost pages of a file, its pages are verified each time.
+//! DAX, mmap) is verified on first use after its file was opened. To verify all pages at once would
+//! delay a start by a pass over every byte. To verify a page each time would cost more than the
+//! load itself. Once the medium has lost pages of a file, its pages are verified each time.
 
 use std::collections::HashMap;
 use std::sync::Arc;

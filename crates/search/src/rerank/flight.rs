@@ -176,8 +176,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.ranking.open_to(self.query.scorer.bound(candidate.coarse))
     }
 
-    /// Returns true if reads should be submitted now: half of the allowed ones are done, so that
-    /// they are submitted in batches.
+    /// Returns true if reads should be submitted now. Then half of the allowed ones are done, so
+    /// that they are submitted in batches.
     pub(super) fn wants_reads(&self, limits: &SearchLimits) -> bool {
         !self.plan.is_empty() && self.outstanding() <= limits.query_in_flight / 2
     }
@@ -283,7 +283,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         let one_page = read.wanted.iter().all(|wanted| wanted.address.offset == read.extent.offset);
         match result {
             Ok(bytes) => self.unpack(read, bytes, shared, buffers),
-            // A bad page must not exclude its neighbours: each is read alone.
+            // A bad page must not exclude its neighbours, so each is read alone.
             Err(_) if !one_page => self.plan.add_apart(&read.wanted),
             Err(error) => {
                 for wanted in &read.wanted {
@@ -345,7 +345,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
     }
 
     /// Scores one record. Returns false if none is ready. Records that were read come first,
-    /// because they hold up further reads; cached ones fill the time of reads in flight.
+    /// because they hold up further reads. Cached ones fill the time of reads in flight.
     pub(super) fn score_one(
         &mut self,
         shared: &SharedCaches,
@@ -379,7 +379,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     scratch,
                 );
             } else {
-                // The entry was evicted since.
+                // The cache evicted the entry after the look-up.
                 self.plan.add_apart(&[wanted]);
             }
             buffers.push(buffer);

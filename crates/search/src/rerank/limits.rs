@@ -23,9 +23,9 @@ pub struct SearchLimits {
     /// next ones are scored.
     pub queries: usize,
     /// Reads in flight per query. Half of them are submitted at a time, because a batch costs the
-    /// processor more than its reads do: on a virtual disk each batch is an exit to the
-    /// hypervisor. So the value is larger than the number that keeps the device busy. Reads then
-    /// queue in the device while earlier records are scored.
+    /// processor more than its reads do. On a virtual disk each batch is an exit to the hypervisor.
+    /// So the value is larger than the number that keeps the device busy. Reads then queue in the
+    /// device while earlier records are scored.
     pub query_in_flight: usize,
     /// Reads in flight in total, up to [`IN_FLIGHT_MAX`].
     pub in_flight: usize,
@@ -34,7 +34,7 @@ pub struct SearchLimits {
     pub read_bytes_max: usize,
     /// Maximum bytes of a read of several neighbouring pages.
     pub joined_bytes_max: usize,
-    /// Maximum unused bytes between two pages of one read: a read costs the processor more than a
+    /// Maximum unused bytes between two pages of one read. A read costs the processor more than a
     /// page. Less is better if the bandwidth of the device is the bottleneck.
     pub gap_bytes_max: usize,
 }
@@ -104,10 +104,10 @@ pub struct SharedCaches {
 }
 
 impl SharedCaches {
-    /// Creates caches of `cache_bytes` in total (0, or too few for a record: none) for records of
-    /// about `record_bytes`. A part is for single records and allocated now; the rest is for blocks
-    /// and allocated as they come. If it is too small for some blocks, all of it is for records.
-    /// Files in memory have one extra bit per page.
+    /// Creates caches of `cache_bytes` in total for records of about `record_bytes`. If the bytes
+    /// are 0 or too few for a record, there is no cache. A part is for single records and allocated
+    /// now. The rest is for blocks and allocated as they come. If it is too small for some blocks,
+    /// all of it is for records. Files in memory have one extra bit per page.
     pub fn new(cache_bytes: u64, record_bytes: u32) -> SharedCaches {
         let for_blocks = cache_bytes - cache_bytes / RECORDS_SHARE;
         let blocks = Blocks::new(for_blocks);

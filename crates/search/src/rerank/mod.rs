@@ -11,7 +11,7 @@
 //! - scores cached records meanwhile, and records in the order of their arrival,
 //! - skips records whose bound is below the k-th best score.
 //!
-//! Two to four queries are in progress at once, the oldest first, so the processor has records to
+//! Two to four queries are in progress at once, the oldest first. So the processor has records to
 //! score while a query waits for its first reads. The remaining cost of the medium is the processor
 //! time of a read, a few microseconds, shared by the candidates it serves.
 //!
@@ -21,8 +21,8 @@
 //! result is marked as partial. They never fail a query.
 //!
 //! # Invariant
-//! A result does not depend on the medium, the caches, the order of completions or other queries:
-//! it is the k best by score, then segment, then row.
+//! A result does not depend on the medium, the caches, the order of completions or other queries.
+//! It is the k best by score, then segment, then row.
 
 mod blocks;
 pub(crate) mod cache;

@@ -102,7 +102,7 @@ impl ReadPlan {
         self.join(joining);
     }
 
-    /// Adds a read for each of `more`, after all others: for records that failed together with
+    /// Adds a read for each of `more`, after all others, for records that failed together with
     /// their neighbours.
     pub(super) fn add_apart(&mut self, more: &[WantedRecord]) {
         for &wanted in more {

@@ -27,7 +27,7 @@ pub(super) const UNSCORED_MAX: u64 = 128;
 /// then rises soonest, but any order gives the same result. Duplicates are ranked once.
 pub trait CandidateChunks: Send {
     /// Appends the next candidates to `out`. With `wait` it may block until there are some, because
-    /// the caller has no other work; otherwise it must return at once.
+    /// the caller has no other work. Otherwise it must return at once.
     fn next(&mut self, out: &mut Vec<RerankCandidate>, wait: bool) -> ChunkProgress;
 
     /// Returns the number of candidates without a score at which no candidates are fetched, 128 at
@@ -73,7 +73,7 @@ pub struct RerankQuery<'a, S: Scorer> {
 pub struct DamagedRecord {
     /// Candidate whose record it is.
     pub candidate: RerankCandidate,
-    /// Offset of its page in the segment's file; `None` if the segment does not know the row, or if
+    /// Offset of its page in the segment's file. `None` if the segment does not know the row, or if
     /// the page is intact and the scorer refuses the record.
     pub page: Option<u64>,
     /// Description of the damage.
@@ -88,7 +88,7 @@ pub(crate) const DAMAGED_MAX: usize = 64;
 pub struct RerankResult {
     /// Hits, best first; equal scores by id. Fewer than `k` if there were fewer candidates.
     pub hits: Vec<(RerankCandidate, f32)>,
-    /// True if a hit may be missing: a record is damaged or was not scored by the deadline.
+    /// True if a hit may be missing, because a record is damaged or was not scored by the deadline.
     pub partial: bool,
     /// True if the deadline passed.
     pub late: bool,
@@ -149,7 +149,7 @@ pub enum NextQuery<'a, S: Scorer> {
 /// Source of a searcher's queries and sink of its results.
 pub trait QuerySource<'a, S: Scorer> {
     /// Returns the next query. With `wait` it may block until there is one, because the searcher
-    /// has no other work; otherwise it must return at once.
+    /// has no other work. Otherwise it must return at once.
     fn next(&mut self, wait: bool) -> NextQuery<'a, S>;
 
     /// Takes the result of the query `tag`. Results come when they are ready, not in the order of

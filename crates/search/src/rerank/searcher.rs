@@ -21,7 +21,7 @@ const BUFFERS_MAX: usize = 1024;
 
 /// Scores candidates on one thread.
 ///
-/// Several queries are in progress, and the oldest always goes first; the others only fill the time
+/// Several queries are in progress, and the oldest always goes first. The others only fill the time
 /// in which it waits for reads. A query is therefore hardly slower than alone, and the processor
 /// does not wait for the device. Records are copied out of the reader's buffers at once, so that
 /// the next reads can start before they are scored.
@@ -33,7 +33,7 @@ pub struct Searcher {
     filler: Filler,
     buffers: Buffers,
     serial: u64,
-    /// True if the reader's queue has failed: results of unknown reads may arrive.
+    /// True if the reader's queue has failed. Results of unknown reads may then arrive.
     broken: bool,
 }
 

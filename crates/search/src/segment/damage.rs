@@ -93,7 +93,7 @@ impl DamagedPages {
         self.pages.lock().clone()
     }
 
-    /// Turns an error for lost bytes into the error for a damaged page; passes other errors on.
+    /// Turns an error for lost bytes into the error for a damaged page, and passes other errors on.
     pub(super) fn check_read(&self, page: u64, result: Result<()>) -> Result<()> {
         result.map_err(|error| match error.kind() {
             base::ErrorKind::DataLoss => self.record_page(page, error.message()),

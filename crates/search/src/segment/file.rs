@@ -32,7 +32,7 @@ struct Current {
     offset: u64,
     bytes: u64,
     crc32c: u32,
-    /// True if the table of checksums covers its pages; otherwise the pages have their own.
+    /// True if the table of checksums covers its pages. Otherwise the pages have their own.
     checked: bool,
     first_check: u64,
 }

@@ -117,7 +117,7 @@ fn bf16_bits(value: f32) -> u16 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordKind {
-    /// Any bytes: candidates are the points with the most similar embeddings.
+    /// Any bytes. Candidates are the points with the most similar embeddings.
     #[default]
     Opaque,
     /// Minutiae of a fingerprint ([`matching::Graph`]): segments have an index of their edges.

@@ -3,9 +3,10 @@
 //! A segment holds ids, codes, embeddings, records and payloads of up to 2^30 rows. Ids, maps and,
 //! if they fit, codes are read into memory when it is opened. Embeddings, records, payloads and
 //! their index, and otherwise codes too, stay on the medium and are read page by page. A checksum
-//! covers every byte: one in the superblock for each section that is read whole, one in each page
-//! of records and payloads, and the table of page checksums for embeddings, the index and codes
-//! that stay on the medium. A mismatch fails with the name of the page; data is never guessed.
+//! covers every byte. The superblock has one for each section that is read whole. Each page of
+//! records and payloads has its own. A table of page checksums covers embeddings, the index and
+//! codes that stay on the medium. A mismatch fails with the name of the page; data is never
+//! guessed.
 
 mod build;
 mod check;

@@ -274,8 +274,8 @@ impl Segment {
         self.unreadable_codes.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if a reader of the medium helps to read codes: they are on it, and it is not
-    /// mapped memory.
+    /// Returns true if a reader of the medium helps to read codes. Then they are on it, and it is
+    /// not mapped memory.
     pub(crate) fn reads_codes(&self) -> bool {
         self.codes.is_some() && self.file.in_place().is_none()
     }
@@ -366,8 +366,8 @@ impl Segment {
         self.payload_index.as_ref().is_some_and(|index| index.covers(path))
     }
 
-    /// Counts the rows of `allow` with a value under `path`; `None` if the payload index does not
-    /// have that information.
+    /// Counts the rows of `allow` with a value under `path`. Returns `None` if the payload index
+    /// does not have that information.
     ///
     /// # Errors
     /// The error of the medium.

@@ -14,8 +14,8 @@ use crate::budget::BudgetReservation;
 use crate::payload_index::PayloadIndex;
 use crate::segment_cache::SegmentCache;
 
-/// Memory for opening a payload index, as a multiple of the size of its directory: its bytes, and
-/// its fields with their allocations.
+/// Memory for opening a payload index, as a multiple of the size of its directory. It is for the
+/// bytes of the directory, and for its fields with their allocations.
 const DIRECTORY_COPIES: u64 = 8;
 
 /// Parts that a payload index is opened from.

@@ -13,8 +13,8 @@ use crate::codes::CodesPlace;
 use crate::deletes::Deletes;
 use crate::segment_cache::SegmentCache;
 
-/// Divisor of the memory limit: the part that [`CodesPlace::Auto`] leaves for flushes, merges and
-/// cached blocks.
+/// Divisor of the memory limit. It gives the part that [`CodesPlace::Auto`] leaves for flushes,
+/// merges and cached blocks.
 const KEPT_SHARE: u64 = 8;
 /// Bytes of a segment's codes that are read while the segment is opened, if memory has room. Larger
 /// codes are read after all segments are open, so that a start does not wait for them. Queries read
@@ -124,7 +124,7 @@ fn resident_bytes(contents: &SegmentContents, codes: OpenedCodes) -> u64 {
 /// Returns the bytes of memory for opening the segment.
 pub(super) fn opening_bytes(contents: &SegmentContents, codes: OpenedCodes) -> u64 {
     let rows = contents.superblock.rows as u32;
-    // A section that is being decoded exists twice: as bytes and decoded. There is one at a time.
+    // A section that is being decoded exists twice, as bytes and decoded. There is one at a time.
     // Ids are read in steps.
     let is_ids = |kind: u32| matches!(kind, kind::IDS | kind::ID_ORDER);
     let decoded = resident(contents, codes).filter(|(kind, _)| !is_ids(*kind));

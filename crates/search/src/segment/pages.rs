@@ -128,7 +128,9 @@ impl SegmentPages {
         Ok(())
     }
 
-    /// Calls `each` with the records of `wanted` from `row` on, until `each` returns `Break`.
+    /// Calls `each` with the number and the record of every row of `wanted`, beginning at `row`,
+    /// until `each` returns `Break`. Returns the next row and the number of rows with unreadable
+    /// records.
     pub(super) fn some(
         &self,
         file: &dyn Sealed,
@@ -179,7 +181,7 @@ impl SegmentPages {
         let rows = self.map.rows_of_page(place.page);
         let page = self.check(place, bytes).ok();
         while let Some(row) = pass.next.filter(|row| rows.contains(row)) {
-            // Checked at opening: a run has at most 2^16 rows.
+            // It was checked at opening that a run has at most 2^16 rows.
             let place = RowLocation { slot: (row - rows.start) as u16, ..place };
             match page.as_ref().and_then(|page| self.record(page, place).ok()) {
                 Some(record) => each(row, record)?,

@@ -1,5 +1,5 @@
-//! Preload: reads embeddings, payloads and the payload index of a segment into memory that nothing
-//! else uses, one part after the other, before requests read their pages one by one.
+//! Preload. Reads embeddings, payloads and the payload index of a segment into memory that nothing
+//! else uses. It reads one part after the other, before requests read their pages one by one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

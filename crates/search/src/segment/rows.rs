@@ -1,9 +1,9 @@
 //! Page of each row's record.
 //!
-//! Records are packed in the order of rows, so the first row of every page is enough: 4 bytes per
-//! page, at most half a byte per row for records of a few hundred bytes. If some records take
-//! several pages, the first page of each run is stored too. A search for a row starts from a hint
-//! stored for every [`HINT_ROWS`] rows.
+//! Records are packed in the order of rows, so the first row of every page is enough. That is 4
+//! bytes per page, at most half a byte per row for records of a few hundred bytes. If some records
+//! take several pages, the first page of each run is stored too. A search for a row starts from a
+//! hint stored for every [`HINT_ROWS`] rows.
 
 use std::ops::Range;
 
@@ -199,7 +199,7 @@ impl RowMap {
         let to = self.hints.get(hint + 1).map_or(self.first_rows.len(), |&run| run as usize + 1);
         let run = from + self.first_rows[from..to].partition_point(|&first| first <= row) - 1;
         let pages = self.run_pages(run);
-        // Checked at opening: a run has at most 2^16 rows.
+        // It was checked at opening that a run has at most 2^16 rows.
         let slot = (row - self.first_rows[run]) as u16;
         Some(RowLocation { page: pages.start, pages: pages.end - pages.start, slot })
     }

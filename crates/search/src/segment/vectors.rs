@@ -25,8 +25,8 @@ use crate::segment_cache::block_bytes;
 const DEPTH: usize = 64;
 /// Maximum bytes per read of [`Vectors::all`] and [`Vectors::some`].
 const STEP_BYTES: usize = 1 << 20;
-/// Maximum pages between two rows that are read together: reading them costs less than another
-/// read.
+/// Maximum pages between two rows that are read together, because reading them costs less than
+/// another read.
 const GAP_PAGES: usize = 8;
 
 /// Returns the similarity of two embeddings, higher is more similar, as in
@@ -546,7 +546,7 @@ impl<'a> RowScores<'a> {
 /// which [`reader_options`] describes.
 ///
 /// # Errors
-/// The error of the reader if its queue fails; `NotFound` for a row that a segment does not have.
+/// The error of the reader if its queue fails. `NotFound` for a row that a segment does not have.
 pub(crate) fn score_rows(
     reader: &mut dyn Reader,
     query: &[f32],

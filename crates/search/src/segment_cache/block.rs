@@ -12,7 +12,7 @@ use crate::budget::BudgetReservation;
 #[derive(Debug)]
 pub(crate) struct VerifiedBlock {
     content: BlockContent,
-    /// Reservation in the memory budget; `None` if there was no room, and for mapped memory.
+    /// Reservation in the memory budget. `None` if there was no room, and for mapped memory.
     _held: Option<BudgetReservation>,
 }
 

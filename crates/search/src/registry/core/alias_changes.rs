@@ -78,7 +78,7 @@ impl RegistryCore {
 }
 
 /// Reads the aliases of a directory with these collections. A power loss may have left aliases of a
-/// removed collection; they must not apply to a later collection of the same name.
+/// removed collection. They must not apply to a later collection of the same name.
 ///
 /// # Errors
 /// The errors of [`aliases::load`].

@@ -1,4 +1,4 @@
-//! Codes of collections that move to the medium if memory is short, and back; embeddings and
+//! Codes of collections, which move to the medium if memory is short, and back. Also embeddings and
 //! payloads that are read into free memory.
 
 use std::time::{Duration, Instant};

@@ -17,9 +17,9 @@ impl RegistryCore {
     /// Creates a collection. It is durable when this returns.
     ///
     /// # Errors
-    /// `AlreadyExists` for a name that a collection or an alias has; `InvalidArgument` for an
-    /// invalid name or invalid settings; `ResourceExhausted` for too many collections; the errors
-    /// of the file system and of [`RegistryCore::open_one`].
+    /// `AlreadyExists` for a name that a collection or an alias has. `InvalidArgument` for an
+    /// invalid name or invalid settings. `ResourceExhausted` for too many collections. Also the
+    /// errors of the file system and of [`RegistryCore::open_one`].
     pub(in crate::registry) fn create(
         &self,
         name: &str,

@@ -19,7 +19,7 @@ const BROKEN_ROUNDS: u32 = 6;
 const PRELOAD_CHECK: Duration = Duration::from_millis(500);
 
 impl RegistryCore {
-    /// Opens all collections one after the other, retries failed ones later, and reads codes,
+    /// Opens all collections one after the other, and retries failed ones later. Reads codes,
     /// embeddings and payloads into memory if it has room for them, until the registry stops.
     pub(in crate::registry) fn open_all(&self) {
         let names = std::mem::take(&mut *self.waiting.lock());

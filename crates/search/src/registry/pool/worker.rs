@@ -130,7 +130,7 @@ impl PoolWorker {
         }
     }
 
-    /// Drops readers that removed collections used, closes files that only readers hold, and drops
+    /// Drops readers that removed collections used, and closes files that only readers hold. Drops
     /// offers whose work is done, also on a thread that is never idle. At most once in
     /// [`CHECK_INTERVAL`].
     fn drop_outdated(&mut self) {
@@ -205,8 +205,8 @@ impl PoolWorker {
         self.board.idle.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns a paused task or a queued one, if there are paused tasks: queued tasks first, but a
-    /// slice after every [`TASKS_A_SLICE`] of them.
+    /// If there are paused tasks, returns a queued or a paused task. Queued tasks come first, but a
+    /// slice of a paused task runs after every [`TASKS_A_SLICE`] of them.
     fn next_slice(&mut self) -> Option<PoolJob> {
         if self.paused.is_empty() {
             return None;

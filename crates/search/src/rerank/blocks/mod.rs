@@ -3,8 +3,8 @@
 //! Records of one coarse cluster are neighbours, so one read serves several of them and the data in
 //! between. A cache avoids the read only if it has all records of the read. With single records,
 //! all of them would have to be cached. A block has them all, needs no copy, and its pages are
-//! verified once. If all records are used equally often, the share of reads that blocks avoid is
-//! the share of the file that they hold; the share of the [record cache](super::cache) is smaller.
+//! verified once. If all records are used equally often, blocks avoid that share of reads which is
+//! the share of the file that they hold. The share of the [record cache](super::cache) is smaller.
 //! If a few records are used again and again, the record cache holds a hundred times as many of
 //! them.
 //!
@@ -24,7 +24,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::hash::mix;
 use shard::BlockShard;
 
-/// Bytes of a block: so much more than a joined read that few reads lie in two blocks.
+/// Bytes of a block. A block is so much longer than a joined read that few reads lie in two blocks.
 pub const BLOCK_BYTES: usize = 256 << 10;
 /// Minimum blocks of a useful cache.
 const BLOCKS_MIN: usize = 4;
@@ -143,7 +143,7 @@ impl Blocks {
         // Uses bits that the sketch does not use; otherwise some of its counters would coincide
         // within a shard.
         let at = (hash >> 48) % self.shards.len() as u64;
-        // No code under this lock can panic: every access is checked.
+        // No code under this lock can panic, because every access is checked.
         Some(self.shards.get(at as usize)?.lock())
     }
 

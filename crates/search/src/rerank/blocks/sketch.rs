@@ -9,9 +9,9 @@ const LINE_COUNTERS: usize = ROWS * ROW_COUNTERS;
 const PERIOD: u32 = 4;
 
 /// Count-min sketch with conservative update and ageing, as in TinyLFU (Einziger, Friedman, Manes:
-/// "TinyLFU: A Highly Efficient Cache Admission Policy", ACM Transactions on Storage 13, 2017),
-/// blocked so that a look-up is one access to memory. With more items than counters all estimates
-/// rise equally, so an average item does not seem frequent.
+/// "TinyLFU: A Highly Efficient Cache Admission Policy", ACM Transactions on Storage 13, 2017). It
+/// is blocked, so that a look-up is one access to memory. With more items than counters all
+/// estimates rise equally, so an average item does not seem frequent.
 #[derive(Debug)]
 pub(super) struct FrequencySketch {
     lines: Box<[[u16; LINE_COUNTERS]]>,

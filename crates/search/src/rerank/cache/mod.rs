@@ -20,7 +20,7 @@ use shard::RecordShard;
 const SHARDS_MAX: usize = 64;
 /// Minimum bytes of a shard, so that a record is a small part of it.
 const SHARD_BYTES_MIN: usize = 256 << 10;
-/// Maximum bytes of a shard: positions have 31 bits of 8 bytes.
+/// Maximum bytes of a shard. Positions have 31 bits and count 8 bytes each.
 const SHARD_BYTES_MAX: usize = 8 << 30;
 
 /// Key of a record: the file's [`storage::Sealed::id`] and the row.
@@ -97,7 +97,7 @@ impl RecordCache {
     }
 
     fn lock(&self, shard: u32) -> Option<MutexGuard<'_, RecordShard>> {
-        // No code under this lock can panic: every access is checked.
+        // No code under this lock can panic, because every access is checked.
         Some(self.shards.get(shard as usize)?.lock())
     }
 

@@ -2,7 +2,7 @@
 //! moved.
 //!
 //! Eviction only needs first in, first out. In that order records of any size share a ring without
-//! gaps: there are no size classes to balance, and nothing is allocated after the ring.
+//! gaps. There are no size classes to balance, and nothing is allocated after the ring.
 
 use super::RecordKey;
 

@@ -14,7 +14,7 @@ const RECORD_SHARE: usize = 4;
 /// Cache shard with CLOCK eviction and an admission filter. Once the cache is full, a record is
 /// inserted only if it is offered again while its hash is remembered. A scan therefore leaves only
 /// hashes, and uniform reads cost almost nothing. This is S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi:
-/// "FIFO queues are all you need for cache eviction", SOSP 2023) without its small queue: a record
+/// "FIFO queues are all you need for cache eviction", SOSP 2023) without its small queue. A record
 /// that waits there for its second use costs as much as it saves, because a read is cheap.
 #[derive(Debug)]
 pub(super) struct RecordShard {
