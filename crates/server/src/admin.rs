@@ -60,8 +60,8 @@ pub(crate) async fn unload(lifecycle: &Lifecycle, name: &str) -> Result<()> {
 /// Starts, promotes or withdraws a version, and waits until it has its new role.
 ///
 /// # Errors
-/// `NotFound` for an unknown model or version, `InvalidArgument` and `FailedPrecondition` for a
-/// request that the state of the model does not allow; the errors of a load.
+/// `NotFound` for an unknown model or version. `InvalidArgument` and `FailedPrecondition` for a
+/// request that the state of the model does not allow. Also the errors of a load.
 pub(crate) async fn rollout(
     lifecycle: &Lifecycle,
     name: &str,

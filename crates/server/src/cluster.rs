@@ -147,7 +147,7 @@ impl ClusterServing {
 }
 
 /// Returns the state of the routes over local collections. Reads of shards have a limit of their
-/// own: a client's request at a root must not take the places of its shards' reads.
+/// own, because a client's request at a root must not take the places of its shards' reads.
 fn local_state(config: &Config, server: &Server) -> Arc<CollectionsState> {
     let limits =
         RequestLimits { requests_max: LOCAL_REQUESTS_MAX, ..config.listeners.request_limits() };
@@ -177,7 +177,7 @@ fn reachable(cluster: &ClusterConfig, bound: Option<SocketAddr>) -> Result<Strin
     Ok(bound.to_string())
 }
 
-/// Returns the address that `--cluster-address` names, as URIs have it: an address of IPv6 without
+/// Returns the address that `--cluster-address` names, as URIs have it. An address of IPv6 without
 /// brackets gets them. Kubernetes passes a pod's address without brackets.
 fn node_address(text: &str) -> Result<String> {
     let wrong = || {
@@ -235,8 +235,8 @@ fn root_state(node: &ClusterNode, server: &Server, roles: Roles) -> Arc<RootStat
     Arc::new(state.with_backups(node.backups().clone()))
 }
 
-/// Returns the settings of backups: in the directory or store that the settings name, or else in
-/// the cluster's store.
+/// Returns the settings of backups. The place is the directory or store that the settings name, or
+/// else the cluster's store.
 fn backups(config: &Config, cluster: &BackupStore) -> Result<ClusterBackupSettings> {
     let BackupSettings { place, options, rate, every, keep_newest } = &config.search.backups;
     let store = match place {

@@ -24,7 +24,7 @@ impl ClusterClients {
     ///
     /// # Errors
     /// `InvalidArgument` for settings that contradict each other, and if other nodes would not
-    /// accept the certificate of this server; the error of a file that cannot be read.
+    /// accept the certificate of this server. Also the error of a file that cannot be read.
     pub(crate) fn open(
         config: &Config,
         cluster: &ClusterConfig,
@@ -54,7 +54,7 @@ fn client(key: Option<String>, tls: Option<Arc<ClientTls>>) -> HttpClient {
 }
 
 /// Returns the files for requests to other nodes, which use TLS if this server does. All nodes have
-/// the same flags: if this server requires certificates of its clients, so do the others.
+/// the same flags, so if this server requires certificates of its clients, the others do too.
 fn nodes_tls(own: Option<&TlsFiles>, cluster: &ClusterConfig) -> Result<Option<ClientTlsFiles>> {
     match (own, cluster.tls_ca.clone()) {
         (None, None) => Ok(None),

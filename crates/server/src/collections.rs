@@ -1,6 +1,6 @@
 //! The collections of this server. They are opened at the start if their directory exists or is
-//! required, and otherwise at the first use, so that a server of models alone creates no directory
-//! and no threads for them.
+//! required, and otherwise at the first use. So a server of models alone creates no directory and
+//! no threads for them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::config::SearchConfig;
 
 /// Maximum bytes of a payload in a shard of a cluster. The roots refuse changes that make a payload
 /// larger than 64 KiB. A holder may make changes of the log again, over their own result. A payload
-/// then has members of both states, up to twice as many bytes, and a change that one holder skips
+/// then has members of both states, and up to twice as many bytes. A change that one holder skips
 /// would leave its copy with an older value. A payload that clients enlarge at the same moment may
 /// reach half of this maximum.
 const SHARD_PAYLOAD_BYTES_MAX: usize = 256 << 10;

@@ -208,7 +208,7 @@ pub fn run_worker(
     })
 }
 
-/// Opens ONNX Runtime. Without one, only ONNX models fail to load, with the remedy: a server of
+/// Opens ONNX Runtime. Without one, only ONNX models fail to load, with the remedy. A server of
 /// SavedModels needs none.
 ///
 /// # Errors

@@ -1,9 +1,9 @@
-//! The composition root: joins memory, engines, lifecycle and scheduler, and listens.
+//! The composition root. It joins memory, engines, lifecycle and scheduler, and listens.
 //!
-//! `core` starts models and workers, `compose` the state of each router, and `run` the
-//! listeners. A handler decodes a request, `inference` runs it, and the handler encodes the
-//! response. Handlers never block: inference runs on the scheduler's workers, loading on the
-//! lifecycle's threads, and both answer through a channel.
+//! `core` starts models and workers, `compose` the state of each router, and `run` the listeners. A
+//! handler decodes a request, `inference` runs it, and the handler encodes the response. Handlers
+//! never block. Inference runs on the scheduler's workers, loading on the lifecycle's threads, and
+//! both answer through a channel.
 //!
 //! # Modules
 //! * Start and stop: `run`, `core`, `compose`, `local`, `listeners`, `surface`, `descriptors`,

@@ -28,8 +28,8 @@ impl Local {
     /// change.
     ///
     /// # Errors
-    /// The reason of a model that fails; `NotFound` for a model without a version;
-    /// `DeadlineExceeded` after `timeout`; errors of the engines' libraries.
+    /// The reason of a model that fails. `NotFound` for a model without a version.
+    /// `DeadlineExceeded` after `timeout`. Also errors of the engines' libraries.
     pub fn open(
         config: &Config,
         timeout: Duration,

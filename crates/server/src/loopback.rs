@@ -166,8 +166,8 @@ impl Loopback {
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n"
         );
-        // One write: a server that refuses the head waits only a moment for the body, and would
-        // then reset the connection.
+        // One write, because a server that refuses the head waits only a moment for the body, and
+        // would then reset the connection.
         stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();

@@ -1,4 +1,4 @@
-//! Models that change while the server runs: by a file that is read again, and by requests.
+//! Models that change while the server runs, by a file that is read again and by requests.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -24,16 +24,17 @@ pub trait ConfigSource: Send {
     /// Receives the versions that serve, before each call of [`ConfigSource::poll`].
     fn see_versions(&mut self, _catalog: &Catalog) {}
 
-    /// Returns the models that should be served instead of `current`; `None` if nothing changed
-    /// since the last call. `forced` is true after SIGHUP: an unchanged source is read too.
+    /// Returns the models that should be served instead of `current`. Returns `None` if nothing
+    /// changed since the last call. `forced` is true after SIGHUP. An unchanged source is then read
+    /// too.
     ///
     /// # Errors
     /// The reason why the source cannot be used, with file and line. The models stay as they are.
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>>;
 
-    /// Notes that the last result of [`ConfigSource::poll`] was not applied, since a request has
-    /// replaced the models meanwhile, or since too many requests wait for the lifecycle. If the
-    /// source had changed, the next call reads it again.
+    /// Notes that the last result of [`ConfigSource::poll`] was not applied. A request has replaced
+    /// the models meanwhile, or too many requests wait for the lifecycle. If the source had
+    /// changed, the next call reads it again.
     fn not_applied(&mut self);
 }
 
@@ -118,7 +119,7 @@ impl ModelConfigurator {
     /// is new or changed serves. Roots stay.
     ///
     /// # Errors
-    /// The errors of [`ModelListRules`], after which nothing has changed; `FailedPrecondition` if a
+    /// The errors of [`ModelListRules`], after which nothing has changed. `FailedPrecondition` if a
     /// model could not be loaded.
     pub(crate) async fn replace_list(&self, config: &ModelServerConfig) -> Result<()> {
         let applied = loop {

@@ -24,8 +24,8 @@ use crate::stores::ModelStores;
 
 /// Time between two checks of the first load.
 const SETTLED_POLL: Duration = Duration::from_millis(20);
-/// Time that a stop takes besides the grace time, at most: the time in which a node leaves its
-/// cluster, and in which collections and models are closed.
+/// Maximum time that a stop takes in addition to the grace time. In it a node leaves its cluster,
+/// and collections and models are closed.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 
 /// Serves until SIGTERM or SIGINT, then stops gracefully. Meanwhile the models follow `watch`;
@@ -33,10 +33,10 @@ const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// of reloads, and of the stop.
 ///
 /// # Errors
-/// `Unavailable` if a port is taken or a store that was never copied cannot be listed, `NotFound`
-/// or `FailedPrecondition` if ONNX Runtime or that store cannot be used, `InvalidArgument` for
-/// contradicting settings and missing files of keys or certificates. A model that fails to load is
-/// not an error here: its state gives the reason.
+/// `Unavailable` if a port is taken, or if a store that was never copied cannot be listed.
+/// `NotFound` or `FailedPrecondition` if ONNX Runtime or that store cannot be used.
+/// `InvalidArgument` for contradicting settings and missing files of keys or certificates. A model
+/// that fails to load is not an error here, because its state gives the reason.
 pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManager) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
@@ -109,7 +109,7 @@ struct Following {
     starting: StartSignals,
 }
 
-/// Listens, serves until a signal or an error ends the server, and stops: new connections are
+/// Listens, serves until a signal or an error ends the server, and stops. Then new connections are
 /// refused, and running requests finish within the grace time.
 ///
 /// # Errors
@@ -261,7 +261,7 @@ struct HangupSignals {
 
 impl HangupSignals {
     /// Installs the handler. A signal that arrives while the server starts takes effect after the
-    /// start; without a handler it would end the process.
+    /// start. Without a handler it would end the process.
     ///
     /// # Errors
     /// `Internal` if the system refuses.

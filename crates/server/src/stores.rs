@@ -16,7 +16,7 @@ use crate::first_copies::FirstCopies;
 
 /// Time for which the listing of a version without a manifest must stay the same.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Time for which the copies of a store stay after no server follows it any more: a configuration
+/// Time for which the copies of a store stay after no server follows it any more. A configuration
 /// that is restored within this time finds them.
 const KEEP_UNUSED: Duration = Duration::from_secs(7 * 86_400);
 

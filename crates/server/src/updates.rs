@@ -50,7 +50,7 @@ impl FleetTurns {
     ///
     /// # Errors
     /// `InvalidArgument` for an address of etcd of another form, or a name of the fleet that is not
-    /// one; the error of a certificate that cannot be read.
+    /// one. Also the error of a certificate that cannot be read.
     pub(crate) fn start(
         settings: &UpdateSettings,
         metrics: UpdateMetrics,

@@ -25,7 +25,7 @@ pub struct SpectrumSettings {
     pub scale: f32,
     /// Length of the transform in samples.
     pub fft: usize,
-    /// Length of the Hann window in samples, at most `fft`; it lies in the transform's middle.
+    /// Length of the Hann window in samples, at most `fft`. It lies in the transform's middle.
     pub window: usize,
     /// Samples from one frame to the next.
     pub hop: usize,
@@ -71,9 +71,9 @@ pub struct Spectrum {
     /// Hann window with zeros around it, up to the transform's length.
     window: Vec<f64>,
     fft: Arc<dyn RealToComplex<f64>>,
-    /// The padded signal from some frame's beginning on.
+    /// Samples of the padded signal that later frames need.
     held: Vec<f32>,
-    /// Index in `held` of the next frame; past its end if frames are far apart.
+    /// Index in `held` of the next frame. It is past the end of `held` if frames are far apart.
     head: usize,
     /// True once the padding before the signal is in `held`.
     begun: bool,
@@ -116,8 +116,8 @@ impl Spectrum {
         self.window.len() / 2
     }
 
-    /// Adds samples and calls `each` with the spectrum of every complete frame: `fft / 2 + 1`
-    /// powers, the lowest frequency first.
+    /// Adds samples and calls `each` with the spectrum of every complete frame. A spectrum has `fft
+    /// / 2 + 1` powers, the lowest frequency first.
     pub fn push(&mut self, samples: &[f32], each: &mut dyn FnMut(&[f64])) {
         self.held.extend(samples.iter().map(|sample| sample * self.scale));
         if !self.begun {

@@ -1,5 +1,5 @@
-//! Little-endian numbers in byte slices. Beyond the slice they read as 0, so no parser can panic;
-//! parsers check lengths themselves.
+//! Little-endian numbers in byte slices. Beyond the slice they read as 0, so no parser can panic.
+//! Parsers check lengths themselves.
 
 /// Returns the `N` bytes at `at`, or zeros if the slice ends before.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

@@ -1,8 +1,8 @@
 //! A directory as a flat space of files: the code that all media on a file system share.
 //!
-//! Writes go through the page cache, because logs of small frames need it, but do not fill it:
-//! written bytes go to the disk every few MiB and leave the cache. Bytes that a failed fsync may
-//! have lost are never trusted again: the writer refuses everything afterwards.
+//! Writes go through the page cache, because logs of small frames need it. They do not fill it,
+//! because written bytes go to the disk every few MiB and leave the cache. Bytes that a failed
+//! fsync may have lost are never trusted again. The writer refuses everything afterwards.
 
 use std::fs::File;
 use std::io;
@@ -129,7 +129,8 @@ impl Directory {
     }
 }
 
-/// Converts an I/O error: bytes that the disk lost are `DataLoss`, a full disk is `StorageFull`.
+/// Converts an I/O error. Bytes that the disk lost are `DataLoss`, and a full disk is
+/// `StorageFull`.
 pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     let context = path.display();
     match error.raw_os_error() {
@@ -188,11 +189,11 @@ impl FileWriter {
         }
     }
 
-    /// Keeps the page cache small while a long file is written: starts sending the last stretch to
-    /// the disk, waits for the stretch before it and drops that.
+    /// Keeps the page cache small while a long file is written. Starts sending the last part to the
+    /// disk, waits until the part before it is sent, and drops that one from the cache.
     ///
-    /// Waiting consumes a disk error that fsync would then no longer report, so such an error ends
-    /// the writer like one of fsync.
+    /// Waiting consumes a disk error, and a later fsync would not report it any more. So such an
+    /// error ends the writer like one of fsync.
     fn write_back(&mut self) -> Result<()> {
         let end = self.bytes;
         if end < self.sent + WRITE_BACK_BYTES {
@@ -287,10 +288,11 @@ impl Writer for FileWriter {
     fn persist(&mut self) -> Result<()> {
         self.check_usable()?;
         if let Err(error) = self.file.sync_data() {
-            // The kernel may have marked the lost pages clean: another fsync would report success.
+            // The kernel may have marked the lost pages clean, so another fsync would report
+            // success.
             return Err(self.fail(&error));
         }
-        // A last page that is not full stays cached: the next append would read it back.
+        // A last page that is not full stays cached, because the next append would read it back.
         let whole = self.bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         if whole > self.dropped {
             drop_cached(&self.file, self.dropped, whole - self.dropped);

@@ -64,8 +64,8 @@ impl DramMedium {
     }
 }
 
-/// Converts the error of a direct read to the error of a medium: bytes that the disk lost are
-/// `DataLoss`, and not an error that another attempt may cure.
+/// Converts the error of a direct read to the error of a medium. Bytes that the disk lost are
+/// `DataLoss`, because no other attempt can cure that.
 fn disk_error(path: &Path, error: Error) -> Error {
     let source = std::error::Error::source(&error);
     let code = source.and_then(|source| source.downcast_ref::<io::Error>()?.raw_os_error());

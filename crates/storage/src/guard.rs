@@ -2,7 +2,7 @@
 //!
 //! Loading from such a page (a poisoned line of persistent memory, a disk error, a truncated file)
 //! raises SIGBUS, which ends the process. The handler here replaces the page by zeros, and the load
-//! is repeated: its reader sees a wrong checksum and reports one damaged page like any other. A
+//! is repeated. Its reader sees a wrong checksum and reports one damaged page like any other. A
 //! signal for any other address goes to the previous handler.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -109,7 +109,8 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     for range in RANGES.iter().take(used) {
         let start = range.start.load(Ordering::Acquire);
         if start != 0 && (start..range.end.load(Ordering::Relaxed)).contains(&page) {
-            // Counted first: a thread that loads the zeros must find the page counted afterwards.
+            // Counted first, because a thread that loads the zeros must find the page counted
+            // afterwards.
             range.lost.fetch_add(1, Ordering::Release);
             if replace(page, page_bytes, range.writable.load(Ordering::Relaxed) != 0) {
                 return;

@@ -1,4 +1,4 @@
-//! Reads of files that the processor can load from directly: a completion is a slice of the file.
+//! Reads of files that the processor can load from directly. A completion is a slice of the file.
 
 use std::collections::VecDeque;
 

@@ -6,9 +6,9 @@
 //!
 //! # Guarantees
 //! After `persist` of a file and `persist_names` of its medium, the file survives any crash as it
-//! was. Before that, anything may remain. So everything that is read back checks itself: [`page`],
-//! [`superblock`], [`manifest`] and [`log`] give an error or a report for damaged bytes, never a
-//! wrong result and never a panic.
+//! was. Before that, anything may remain. So everything that is read back checks itself. For
+//! damaged bytes, [`page`], [`superblock`], [`manifest`] and [`log`] give an error or a report.
+//! They never give a wrong result and never panic.
 //!
 //! # Not here
 //! The contents of segments and their list are in the search crate. This crate starts no thread.

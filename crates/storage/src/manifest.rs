@@ -45,8 +45,8 @@ impl Manifest {
     /// parts are skipped if something whole is left, and reported by [`problems`](Self::problems).
     ///
     /// # Errors
-    /// `DataLoss` if there are lists and none is whole; `FailedPrecondition` for a slot of another
-    /// version, and nothing is changed; otherwise the medium's error, also if it refuses to read
+    /// `DataLoss` if there are lists and none is whole. `FailedPrecondition` for a slot of another
+    /// version, and nothing is changed. Otherwise the medium's error, also if it refuses to read
     /// the slots or every list and another attempt can succeed.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
         let (mut writer, slots) = match medium.reopen(FILE) {
@@ -89,7 +89,8 @@ impl Manifest {
     /// # Errors
     /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise the medium's error. A failure
     /// to write the list changes nothing. If the slot cannot be made durable, a start finds this
-    /// list or the one before it until a later call succeeds, so the files of both must stay.
+    /// list or the one before it. That lasts until a later call succeeds, so the files of both must
+    /// stay.
     pub fn publish(&mut self, payload: &[u8]) -> Result<u64> {
         if payload.len() > LIST_BYTES_MAX {
             let bytes = payload.len();
@@ -108,7 +109,7 @@ impl Manifest {
         writer.persist()?;
         self.writer = Some(writer);
         self.epoch = epoch;
-        // A failure costs only space: the next publication tries again.
+        // A failure costs only space, because the next publication tries again.
         remove_lists(&self.medium, |list| list < epoch.saturating_sub(1));
         Ok(epoch)
     }
@@ -124,8 +125,8 @@ impl Manifest {
         &self.problems
     }
 
-    /// Returns the newest list that is whole, with its number; `None` for a medium that was never
-    /// written. Adds a text to `problems` for each damaged slot and list.
+    /// Returns the newest list that is whole, with its number. Returns `None` for a medium that was
+    /// never written. Adds a text to `problems` for each damaged slot and list.
     ///
     /// # Errors
     /// `DataLoss` if no list is whole; `FailedPrecondition` for a slot of another version; the
@@ -236,8 +237,8 @@ fn unreadable(error: Error, problems: &mut Vec<String>, refused: &mut Option<Err
     }
 }
 
-/// Returns true if another attempt may read the file: the permission is missing, or too many files
-/// are open. An unknown failure (`Internal`) may be permanent, so it counts as damage.
+/// Returns true if another attempt may read the file, because the permission is missing or too many
+/// files are open. An unknown failure (`Internal`) may be permanent, so it counts as damage.
 fn may_end(error: &Error) -> bool {
     error.is_retryable() && error.kind() != ErrorKind::Internal
 }
@@ -271,7 +272,7 @@ fn encode_slot(epoch: u64, payload: &[u8]) -> [u8; PAGE_BYTES] {
     slot
 }
 
-/// Reads one of the two slots if it is whole; a slot of zeros was never written.
+/// Reads one of the two slots if it is whole. A slot of zeros was never written.
 ///
 /// # Errors
 /// `FailedPrecondition` for a whole slot of another version. The other slot may be older, and the

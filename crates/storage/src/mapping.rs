@@ -66,7 +66,7 @@ impl Mapping {
         self.guard.as_ref().map_or(0, Guard::lost)
     }
 
-    /// Drops pages of a read-only file: the next load reads them from the file again.
+    /// Drops pages of a read-only file, so that the next load reads them from the file again.
     pub(crate) fn forget(&self, start: usize, bytes: usize) {
         assert!(
             start.checked_add(bytes).is_some_and(|end| end <= self.bytes),

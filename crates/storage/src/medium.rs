@@ -181,10 +181,10 @@ impl Salvaged {
     }
 }
 
-/// Bytes that [`Medium::salvage`] reads at once while they are readable; a whole number of pages.
+/// Bytes that [`Medium::salvage`] reads at once while they are readable. A whole number of pages.
 const SALVAGE_BYTES: usize = 1 << 20;
 
-/// Longest file that [`Medium::load`] reads: more than any log or list has, so that a damaged
+/// Longest file that [`Medium::load`] reads. It is more than any log or list has, so that a damaged
 /// length cannot use up the memory.
 pub const LOAD_BYTES_MAX: u64 = 1 << 30;
 
@@ -228,7 +228,7 @@ pub trait Writer: Send {
     /// The medium's error.
     fn truncate(&mut self, bytes: u64) -> Result<()>;
 
-    /// Makes all writes so far durable: afterwards they survive a loss of power.
+    /// Makes all writes so far durable, so that they survive a loss of power.
     ///
     /// # Errors
     /// The medium's error. The writes may then be lost, and only writing them again makes them
@@ -244,7 +244,8 @@ pub trait Sealed: Send + Sync + Debug {
     /// Returns the length of the file in bytes.
     fn bytes(&self) -> u64;
 
-    /// Fills `buffer` from `offset` on the calling thread: for opening a segment, not for queries.
+    /// Fills `buffer` from `offset` on the calling thread. It is for opening a segment, not for
+    /// queries.
     ///
     /// # Errors
     /// `DataLoss` past the end or if the medium has lost the bytes, otherwise its error.
@@ -304,14 +305,14 @@ pub trait Reader: Send {
     /// fails later reports the failure when it completes.
     fn submit(&mut self, read: Read<'_>) -> Result<()>;
 
-    /// Starts the queued reads, waits until at least `wait` are done (0: does not wait; more than
-    /// are in flight: waits for all), and passes them to `each` with their tags. It passes at most
-    /// `wait`, or a quarter of the depth if that is more, so that the caller can submit new reads
-    /// before the queue runs dry; the others come with the next call. The bytes are valid only
-    /// during `each`. Returns the number of reads passed.
+    /// Starts the queued reads, waits until at least `wait` are done, and passes them to `each`
+    /// with their tags. Does not wait if `wait` is 0, and waits for all if `wait` is more than are
+    /// in flight. It passes at most `wait`, or a quarter of the depth if that is more. So the
+    /// caller can submit new reads before the queue runs dry. The others come with the next call.
+    /// The bytes are valid only during `each`. Returns the number of reads passed.
     ///
     /// # Errors
-    /// The medium's error if the queue itself fails; the reads in flight are then lost.
+    /// The medium's error if the queue itself fails. The reads in flight are then lost.
     fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize>;
 
     /// Closes files of earlier reads that nothing else holds, if no read is in flight. Otherwise a

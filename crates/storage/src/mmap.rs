@@ -1,4 +1,4 @@
-//! Files mapped through the page cache: every first touch of a page is a fault that waits for the
+//! Files mapped through the page cache. Every first touch of a page is a fault that waits for the
 //! disk. Kept for comparison: the reference system worked this way.
 
 use std::collections::HashMap;

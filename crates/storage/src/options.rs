@@ -48,8 +48,9 @@ pub(crate) fn check_read(options: &ReaderOptions, read: &Read<'_>, room: usize) 
     Ok(())
 }
 
-/// Returns the number of completions that one call passes on: as many as it waits for, or a quarter
-/// of the depth if that is more, so that the caller can submit new reads before the queue runs dry.
+/// Returns the number of completions that one call passes on. It is the number that the call waits
+/// for, or a quarter of the depth if that is more. So the caller can submit new reads before the
+/// queue runs dry.
 pub(crate) fn handed_at_once(options: &ReaderOptions, wait: usize) -> usize {
     wait.max(options.depth.div_ceil(4))
 }

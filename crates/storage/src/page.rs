@@ -1,8 +1,8 @@
 //! Record pages: the unit of one read of the re-rank stage, which checks itself.
 //!
-//! A page has 4096 bytes. A record that fits into a page never straddles two; a longer one takes
-//! whole pages of its own. The checksum covers all bytes of the page (of all its pages, for a long
-//! record), so any flipped bit is detected. It also covers the page's number, so a page from
+//! A page has 4096 bytes. A record that fits into a page is never split between two. A longer one
+//! takes whole pages of its own. The checksum covers all bytes of the page (of all its pages, for a
+//! long record), so any flipped bit is detected. It also covers the page's number, so a page from
 //! another position is detected.
 //!
 //! Layout, little-endian:

@@ -1,6 +1,6 @@
 //! The files that a reader reads from.
 //!
-//! A file is held while reads of it are in flight. Between reads only its entry is kept: a
+//! A file is held while reads of it are in flight. Between reads only its entry is kept. A
 //! registered descriptor stays registered for the next query, but the file closes with its last
 //! other holder.
 
@@ -75,8 +75,8 @@ impl FileTable {
         }
     }
 
-    /// Adds a file and returns its place: a vacant one, or if the table is full, that of a file
-    /// without reads under way, in turn.
+    /// Adds a file and returns its place. It is a vacant one, or if the table is full, in turn that
+    /// of a file without reads under way.
     fn claim(&mut self, file: &Arc<dyn Sealed>) -> usize {
         let entry =
             TableEntry { id: file.id(), weak: Arc::downgrade(file), held: None, under_way: 0 };

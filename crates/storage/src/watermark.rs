@@ -20,7 +20,7 @@ use crate::log::LogPosition;
 use crate::medium::{Medium, Writer};
 use crate::page::PAGE_BYTES;
 
-/// Maximum logs of a watermark: the ones with the highest numbers.
+/// Maximum logs of a watermark. The logs with the highest numbers stay.
 pub const MARKS_MAX: usize = (SUM_AT - HEADER_BYTES) / MARK_BYTES;
 
 const FILE: &str = "watermark";
@@ -43,8 +43,8 @@ pub struct Watermark {
 }
 
 impl Watermark {
-    /// Opens the watermark and returns the positions recorded last; `None` if there is no file or
-    /// both slots are damaged. [`record`](Self::record) creates the file.
+    /// Opens the watermark and returns the positions recorded last. They are `None` if there is no
+    /// file or both slots are damaged. [`record`](Self::record) creates the file.
     ///
     /// # Errors
     /// The medium's error. Damage is not an error.

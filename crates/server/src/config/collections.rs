@@ -146,14 +146,14 @@ impl std::fmt::Debug for SearchConfig {
 /// Smallest default limit of the memory of collections.
 const MEMORY_BYTES_MIN: u64 = 128 * MIB;
 
-/// Returns 2 GiB, or a quarter of the memory of a smaller machine or control group: what requests
-/// have read stays in memory up to this limit.
+/// Returns 2 GiB, or a quarter of the memory of a smaller machine or control group. Data that
+/// requests have read stays in memory up to this limit.
 fn default_memory_bytes() -> u64 {
     let total = os::process::machine().map_or(u64::MAX, |machine| machine.total);
     (total / 4).clamp(MEMORY_BYTES_MIN, SearchConfig::MEMORY_BYTES)
 }
 
-/// Returns a quarter of the cores, at least 1: the others search, and decode new points.
+/// Returns a quarter of the cores, at least 1. The others search, and decode new points.
 fn default_build_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 4).max(1)

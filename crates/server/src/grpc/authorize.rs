@@ -186,7 +186,8 @@ impl NamesModels for oip::RepositoryModelUnloadRequest {
 }
 
 impl NamesModels for oip::ModelStatisticsRequest {
-    /// Returns no name for a message about all models: its answer leaves out the other ones.
+    /// Returns no name for a message about all models, because its answer leaves out the other
+    /// ones.
     fn models(&self) -> Vec<&str> {
         if self.name.is_empty() { Vec::new() } else { vec![self.name.as_str()] }
     }

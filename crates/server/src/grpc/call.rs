@@ -1,4 +1,5 @@
-//! Calls with one message in and one out: reading the message, admission, and the answer.
+//! Calls with one message in and one out. This module reads the message, admits the request, and
+//! sends the answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +39,8 @@ impl<M: Weighed + NamesModels + Send + 'static> InferenceCall<M> {
     /// Reads a call and admits it. Failures are counted.
     ///
     /// # Errors
-    /// `TooLarge` and `ClientTimeout` as for any body, `InvalidArgument` for a body that is not one
-    /// message, and `ResourceExhausted` if the budget is used up or too many requests are being
+    /// `TooLarge` and `ClientTimeout` as for any body. `InvalidArgument` for a body that is not one
+    /// message. `ResourceExhausted` if the budget is used up or too many requests are being
     /// answered.
     pub(super) async fn read(
         state: &ModelsState,

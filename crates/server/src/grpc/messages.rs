@@ -1,5 +1,5 @@
-//! Messages of calls: read within the limits of bodies and the budget, decompressed, and weighed
-//! before they are decoded.
+//! Messages of calls. They are read within the limits of bodies and the budget, decompressed, and
+//! weighed before they are decoded.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -103,7 +103,7 @@ pub(super) async fn message(
 }
 
 /// Takes the first `length` bytes of the buffer. The memory of a large message must end with its
-/// reservation, so the bytes behind it move: a client may pause for ever before the next message.
+/// reservation, so the bytes behind it move. A client may pause for ever before the next message.
 fn split_message(buffer: &mut BytesMut, length: usize) -> Bytes {
     let message = buffer.split_to(length).freeze();
     if length as u64 > FREE_BYTES_MAX {
@@ -112,8 +112,8 @@ fn split_message(buffer: &mut BytesMut, length: usize) -> Bytes {
     message
 }
 
-/// Returns the length of the frame that begins with `first`, prefix included; `None` if the prefix
-/// is incomplete.
+/// Returns the length of the frame that begins with `first`, prefix included. Returns `None` if the
+/// prefix is incomplete.
 fn frame_length(first: &[u8]) -> Option<u64> {
     let length = first.first_chunk::<PREFIX_BYTES>()?.last_chunk::<4>()?;
     Some(u64::from(u32::from_be_bytes(*length)) + PREFIX_BYTES as u64)
@@ -153,8 +153,8 @@ impl Messages {
         Ok(Messages { body, coding: coding(headers)?, buffer: BytesMut::new() })
     }
 
-    /// Returns the next message, which holds its part of the budget; `None` at the end. The client
-    /// may pause before a message, and not within one.
+    /// Returns the next message, which holds its part of the budget. Returns `None` at the end. The
+    /// client may pause before a message, and not within one.
     ///
     /// # Errors
     /// Returns the errors of a call with one message.

@@ -169,11 +169,11 @@ impl StreamCall {
     }
 
     /// Answers one request, if `permit` admits it. The answer to a failed one has its id and is
-    /// marked as the last, as in Triton: a client may have sent several, and count the last
+    /// marked as the last, as in Triton. A client may have sent several, and count the last
     /// answers.
     ///
     /// # Errors
-    /// The errors of a request, if the client wants them to end the stream; otherwise those of
+    /// The errors of a request, if the client wants them to end the stream. Otherwise those of
     /// [`response::encode_streamed`].
     async fn infer(
         &self,

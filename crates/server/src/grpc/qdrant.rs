@@ -28,8 +28,8 @@ const NAMING_CALLS: [&str; 2] = ["/qdrant.Collections/Create", "/qdrant.Collecti
 const INLINE_BYTES_MAX: usize = 16 << 10;
 /// Maximum bytes of a response of the REST interface, whose vectors have long numbers.
 const REST_BYTES_MAX: usize = 256 << 20;
-/// Bytes of memory for each byte of a response while it becomes a message: its values and the
-/// message.
+/// Bytes of memory for each byte of a response while it becomes a message. They are those of its
+/// values and of the message.
 const RESPONSE_GROWTH: u64 = 4;
 /// Start of the error of a route that cannot read a body.
 const UNREADABLE_JSON: &str = "the request's JSON: ";

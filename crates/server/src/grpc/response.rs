@@ -47,7 +47,7 @@ pub(super) fn stream(answers: AnswerReceiver) -> Response {
     respond(ResponseFrames { more: Some(answers), ..ResponseFrames::default() })
 }
 
-/// Returns the response of a call that failed: headers with the status, and no body.
+/// Returns the response of a call that failed. It has headers with the status, and no body.
 pub(super) fn failed(error: &Error) -> Response {
     let mut response = respond(ResponseFrames { ended: true, ..ResponseFrames::default() });
     response.headers_mut().extend(status_headers(error));

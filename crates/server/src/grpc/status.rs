@@ -13,8 +13,9 @@ const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encodin
 const ACCEPTED_ENCODINGS: &str = "identity,gzip,deflate";
 
 /// Returns the headers that end a failed call: its code and its message. Retry advice is added as
-/// `google.rpc.RetryInfo`, in milliseconds as `grpc-retry-pushback-ms`, the name that gRPC's own
-/// retry design uses, and in whole seconds as `retry-after`, which Qdrant's clients read.
+/// `google.rpc.RetryInfo`. It is also added in milliseconds as `grpc-retry-pushback-ms`, the name
+/// that gRPC's own retry design uses, and in whole seconds as `retry-after`, which Qdrant's clients
+/// read.
 pub(super) fn status_headers(error: &Error) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(5);
     headers.insert(GRPC_STATUS, HeaderValue::from(error.kind().grpc_code()));
@@ -37,7 +38,7 @@ pub(super) fn status_headers(error: &Error) -> HeaderMap {
     headers
 }
 
-/// Cuts a message to [`MESSAGE_BYTES_MAX`], as it travels in a header: names in it may come from
+/// Cuts a message to [`MESSAGE_BYTES_MAX`], as it travels in a header. Names in it may come from
 /// the client.
 fn cut(message: &str) -> String {
     if message.len() <= MESSAGE_BYTES_MAX {

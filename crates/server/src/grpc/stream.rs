@@ -1,8 +1,8 @@
 //! Calls in which each message of the client has one answer.
 //!
 //! The requests of a stream run at the same time, as in Triton. Their answers are sent in the order
-//! of the requests: Triton's Python client passes no id of a failed request on, so a client can
-//! only count. The stream is not read while its requests reach a limit.
+//! of the requests. Triton's Python client does not pass on the id of a failed request, so a client
+//! can only count. The stream is not read while its requests reach a limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,21 +29,22 @@ const STREAM_ANSWERS_MAX: usize = 8;
 const STREAM_REQUESTS_MAX: usize = 64;
 /// The same maximum until an answer shows how much memory the answers take.
 const STREAM_FIRST_REQUESTS_MAX: usize = 8;
-/// Part of the memory of requests that the requests of one stream may take with their answers.
+/// The requests of one stream and their answers may take the memory of requests divided by this.
 const STREAM_MEMORY_DIVISOR: u64 = 8;
-/// Part of the permits of requests. While all requests of the server take this part, a stream runs
-/// one request at a time.
+/// A stream runs one request at a time while the requests of the server take their maximum number
+/// divided by this.
 const STREAM_PERMITS_DIVISOR: usize = 2;
-/// Part of the memory of requests with the same effect.
+/// A stream also runs one request at a time while the requests of the server take their memory
+/// divided by this.
 const ALL_MEMORY_DIVISOR: u64 = 2;
-/// Part of the maximum deadline within which the answer to a further request must be expected. The
-/// deadline begins when the request is read.
+/// A further request runs only if its answer is expected within the maximum deadline divided by
+/// this. The deadline begins when the request is read.
 const STREAM_TIME_DIVISOR: u32 = 2;
 /// Number of answers over which the time of an answer is averaged.
 const PACE_ANSWERS: u32 = 8;
 
-/// Answers the messages of a call by `answer`, for the current caller: several at the same time,
-/// and in their order.
+/// Answers the messages of a call by `answer`, for the current caller. Several run at the same
+/// time, and the answers are sent in their order.
 pub(super) fn respond<F, A>(
     state: &Arc<ModelsState>,
     stopped: watch::Receiver<bool>,
@@ -107,7 +108,7 @@ pub(super) struct AnswerReceiver {
 }
 
 impl AnswerReceiver {
-    /// Polls the next answer, or the error that ends the stream; `None` at its end.
+    /// Polls the next answer, or the error that ends the stream. Returns `None` at its end.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<ResponseBody>>> {
         let polled = self.answers.poll_recv(cx);
         if matches!(polled, Poll::Ready(None)) && self.panicked.load(Ordering::Relaxed) {
@@ -163,11 +164,11 @@ struct StreamRequests {
     answer_bytes_max: u64,
     pace: AnswerPace,
     /// True from the decision to read a message until the message is complete. A message that has
-    /// begun is read to its end: the time of the client for it runs.
+    /// begun is read to its end, because the time of the client for it runs.
     is_reading: bool,
     /// True after the pause was counted.
     is_paused: bool,
-    /// Set if no further message is read: the result that ends the stream after the last answer.
+    /// Result that ends the stream after the last answer. Set once no further message is read.
     end: Option<Result<()>>,
 }
 
@@ -183,7 +184,7 @@ impl Drop for RunningRequest {
     }
 }
 
-/// Average time of an answer: since the answer before it, or since its request started.
+/// Average time of an answer, from the answer before it or from the start of its request.
 #[derive(Default)]
 struct AnswerPace {
     /// Time of the last answer.
@@ -315,7 +316,7 @@ fn in_turn(answer: Result<ResponseBody>, number: u64, first: &AtomicU64) -> Resu
 }
 
 /// Waits for room for an answer, and then for the answer to the first request. `None` if the client
-/// has disconnected. A future that is dropped early takes no answer: a message is read meanwhile,
+/// has disconnected. A future that is dropped early takes no answer. A message is read meanwhile,
 /// because the time of the client for it runs.
 async fn next_answer<'a>(
     requests: &mut StreamRequests,

@@ -45,8 +45,8 @@ async fn live() -> Reply {
     Reply::text("healthz check passed")
 }
 
-/// Answers 200 if the server is ready, no collection is being opened, and a node of a cluster has
-/// joined it and caught up with its shards.
+/// Answers 200 if the server is ready and no collection is being opened. A node of a cluster must
+/// also have joined it and caught up with its shards.
 async fn ready(
     State(state): Shared<ProbeState>,
     Extension(peer): Extension<Peer>,

@@ -91,7 +91,8 @@ impl tower::Service<http::Request<RequestBody>> for HttpService {
     }
 }
 
-/// Returns the request with TensorFlow Serving's paths in the case of the routes: it accepts any.
+/// Returns the request with TensorFlow Serving's paths in the case of the routes, because it
+/// accepts any case.
 fn with_plain_case(mut request: http::Request<RequestBody>) -> http::Request<RequestBody> {
     const PREFIX: &str = "/v1/models";
     let path = request.uri().path();
@@ -119,8 +120,8 @@ fn images_and_points(server: &Server) -> Router {
     }
 }
 
-/// Returns the routes of backups. A node of a cluster refuses them: it has no collections of its
-/// own, so that a comparison of all backups would find no problem.
+/// Returns the routes of backups. A node of a cluster refuses them. It has no collections of its
+/// own, so a comparison of all backups would find no problem.
 fn backups(server: &Server) -> Router {
     let routes = api_qdrant::backups::routes(server.access.clone());
     let routes = routes.with_state(server.backups.clone());

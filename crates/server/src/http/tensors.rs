@@ -4,7 +4,7 @@ use base::{DType, Result, Signature};
 use bytes::Bytes;
 use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources, Reservation, json_values_max};
 
-/// Maximum bytes of a number while its list grows: the new list has twice the room, and the old one
+/// Maximum bytes of a number while its list grows. The new list has twice the room, and the old one
 /// is not freed yet.
 const NUMBER_BYTES: u64 = 3 * size_of::<u64>() as u64;
 /// Maximum bytes of a string while its list grows.

@@ -195,7 +195,7 @@ struct AdmittedTfsRequest {
     permit: OwnedSemaphorePermit,
 }
 
-/// Answers a POST under `/v1/models/`: reads its body, and runs the call that its path names. A
+/// Answers a POST under `/v1/models/`. Reads its body, and runs the call that its path names. A
 /// failure before the run is counted here.
 async fn answer(
     state: &ModelsState,

@@ -1,4 +1,4 @@
-//! Durable stores to persistent memory: lines of the processor's cache are flushed, and a fence
+//! Durable stores to persistent memory. Lines of the processor's cache are flushed, and a fence
 //! waits for the flushes. Every such step goes through here, where a watcher can observe it.
 
 use std::fmt::Debug;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a cache line, which is flushed as a whole.
 pub(crate) const LINE_BYTES: usize = 64;
-/// Bytes of a word: only such stores are never seen in part after a loss of power.
+/// Bytes of a word. Only stores of a word are never seen in part after a loss of power.
 pub(crate) const WORD_BYTES: usize = 8;
 
 /// Observes every store, flush and fence in the order the processor does them. Offsets are from the
@@ -143,8 +143,8 @@ fn instruction() -> Instruction {
     Instruction::Flush
 }
 
-/// Does nothing. Only the simulated medium calls this: the real medium is refused if this processor
-/// cannot flush lines.
+/// Does nothing. Only the simulated medium calls this, because the real medium is refused if this
+/// processor cannot flush lines.
 ///
 /// # Safety
 /// Requires nothing; it is unsafe like its namesake.

@@ -5,10 +5,10 @@
 //! as a whole or not at all. So after a loss of power a file has its old length or its new one, and
 //! every byte up to it.
 //!
-//! On this medium a file starts with a page for that word, which readers never see: `MPDAXFIL`,
-//! then the word (the length in its low 48 bits, above them the low 16 bits of the crc32c of those
-//! six bytes), then zeros. After it come the same bytes as on any other medium, and room to grow
-//! into.
+//! On this medium a file starts with a page for that word, which readers never see. It is
+//! `MPDAXFIL`, then the word, then zeros. The word has the length in its low 48 bits, and above
+//! them the low 16 bits of the crc32c of those six bytes. After it come the same bytes as on any
+//! other medium, and room to grow into.
 
 mod lines;
 mod recorder;
@@ -63,8 +63,8 @@ impl DaxMedium {
         DaxMedium::make(directory, false, None)
     }
 
-    /// Opens a medium whose files are mapped like any others: the same steps, but no durability.
-    /// For tests and measurements on tmpfs.
+    /// Opens a medium whose files are mapped like any others. It takes the same steps, but has no
+    /// durability. For tests and measurements on tmpfs.
     ///
     /// # Errors
     /// The file system's error.
@@ -94,7 +94,7 @@ impl DaxMedium {
     }
 
     /// Replaces the sizes of listed files by their lengths. Leaves out files that another thread
-    /// has removed since.
+    /// has removed in the meantime.
     fn lengths(&self, files: Vec<(String, u64)>) -> Result<Vec<(String, u64)>> {
         let mut found = Vec::with_capacity(files.len());
         for (name, _) in files {
@@ -115,8 +115,8 @@ fn flags(simulate: bool) -> i32 {
     if simulate { libc::MAP_SHARED } else { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC }
 }
 
-/// Tests if files of an existing directory can be mapped with MAP_SYNC: if it is on a file system
-/// with DAX on persistent memory. Makes and removes one file.
+/// Tests if files of an existing directory can be mapped with MAP_SYNC. The directory must be on a
+/// file system with DAX on persistent memory. Makes and removes one file.
 ///
 /// # Errors
 /// `Unimplemented` with a remedy if not, otherwise the file system's error.
@@ -161,7 +161,7 @@ fn encode_length(length: u64) -> u64 {
 
 /// Returns the length of a file by its first page and the size of the file on disk.
 ///
-/// If the prefix is damaged, only the length is lost: the whole file is returned then, because
+/// If the prefix is damaged, only the length is lost. The whole file is returned then, because
 /// everything in a file checks itself. Only a file without any commit has neither a prefix nor
 /// bytes.
 fn length(prefix: &[u8], file_bytes: u64) -> u64 {

@@ -61,7 +61,7 @@ impl Watch for Recorder {
     }
 }
 
-/// States of a line since it was last certain; the first is the certain one.
+/// States of a line since it was last certain. The first is the certain one.
 #[derive(Clone)]
 struct LineStates {
     states: Vec<[u8; LINE_BYTES]>,
@@ -75,11 +75,11 @@ impl LineStates {
     }
 }
 
-/// Returns possible contents of a file of zeros after these events and a loss of power: every
-/// combination of states of its lines if there are at most `images_max`. Otherwise it returns that
-/// many: the oldest and the newest state of all lines, and others drawn by `seed`. Words of one
-/// store land in order or in reverse, which is less than all orders. The events are of one file,
-/// `bytes` long.
+/// Returns possible contents of a file of zeros after these events and a loss of power. They are
+/// every combination of states of its lines if there are at most `images_max`. Otherwise it returns
+/// that many. They are the oldest and the newest state of all lines, and others drawn by `seed`.
+/// Words of one store land in order or in reverse, which is less than all orders. The events are of
+/// one file, `bytes` long.
 pub fn crash_images(
     events: &[StoreEvent],
     bytes: usize,

@@ -31,14 +31,15 @@ pub(super) struct DaxWriter {
     lines: CacheLines,
     bytes: u64,
     committed: u64,
-    /// Ranges of the file, from its first byte, that were stored to since the last fence.
+    /// Ranges of bytes that were stored after the last fence, as offsets in the file with its
+    /// prefix.
     dirty: Vec<Range<u64>>,
     failed: Option<Error>,
 }
 
 impl DaxWriter {
-    /// Opens a file to be written in place. A new file gets its prefix: the length first and then
-    /// the mark that makes the file valid.
+    /// Opens a file to be written in place. A new file gets its prefix. The length comes first, and
+    /// then the mark that makes the file valid.
     pub(super) fn new(opened: OpenFile, flags: i32, lines: CacheLines) -> Result<DaxWriter> {
         let OpenFile { file, path } = opened;
         let fail = |error: std::io::Error| io_error(&path, &error);

@@ -1,8 +1,8 @@
 //! A medium that fails on request, for tests of everything that stores data.
 //!
-//! It wraps another medium and tracks what would remain after a loss of power: persisted bytes
-//! remain as they were then; of the others, each sector of 512 bytes may. Crashing at the n-th
-//! operation for every n, and reopening what remains, tests all orders of events.
+//! It wraps another medium and tracks the bytes that would remain after a loss of power. Persisted
+//! bytes remain as they were then. Of the others, each sector of 512 bytes may remain. Crashing at
+//! the n-th operation for every n, and reopening what remains, tests all orders of events.
 
 mod model;
 
@@ -37,14 +37,14 @@ pub enum ReadFault {
 pub struct FaultPlan {
     /// Seed of all random choices.
     pub seed: u64,
-    /// The power fails during this changing operation, counted from 1: it and all later ones fail.
+    /// The power fails during this changing operation, counted from 1. It and all later ones fail.
     pub crash_at: Option<u64>,
     /// Bytes that fit on the medium.
     pub space: Option<u64>,
-    /// This write, counted from 1, fails like a write to a disk: only a part is written.
+    /// This write, counted from 1, fails like a write to a disk, and only a part is written.
     pub write_error_at: Option<u64>,
-    /// This persist of a file, counted from 1, fails like a disk's: the bytes it should save may be
-    /// lost.
+    /// This persist of a file, counted from 1, fails like that of a disk. The bytes that it should
+    /// save may be lost.
     pub persist_error_at: Option<u64>,
     /// Pages of 1000 that cannot be read, always the same ones.
     pub read_errors: u16,

@@ -84,7 +84,7 @@ impl FileSystemModel {
         }
     }
 
-    /// Records a failed persist: of its bytes, some are saved and the rest forgotten.
+    /// Records a failed persist. Some of its bytes are saved, and the rest are forgotten.
     pub(super) fn lose(&mut self, file: u64, seed: u64) {
         let Some(file) = self.files.get_mut(file as usize) else { return };
         file.durable = torn(file, &mut Draw(seed ^ 0x5eed));

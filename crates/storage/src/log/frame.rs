@@ -14,7 +14,7 @@
 //! | 28..32 | crc32c of bytes 0..28 |
 //!
 //! A hole that opening found is closed by such a head with `mpcl`. Its length is the length of the
-//! rest of the hole, its number is the number of the next frame, and any bytes may follow it in the
+//! rest of the hole, and its number is the number of the next frame. Any bytes may follow it in the
 //! hole.
 //!
 //! After payloads with keys, each flush ends with such a head too. After it come the keys of the
@@ -117,8 +117,8 @@ pub(super) fn encode_keys(next: u64, durable: u64, keys: &[u64], out: &mut Vec<u
     out.extend_from_slice(&section);
 }
 
-/// Returns the number of the first frame and the keys after the head at the start of `bytes`;
-/// `None` if there are none or they are damaged.
+/// Returns the number of the first frame and the keys after the head at the start of `bytes`.
+/// Returns `None` if there are none or they are damaged.
 pub(super) fn keys<'a>(
     bytes: &'a [u8],
     head: &FrameHead,
@@ -132,8 +132,8 @@ pub(super) fn keys<'a>(
     whole.then(|| (u64_at(section, 8), listed.chunks_exact(8).map(|key| u64_at(key, 0))))
 }
 
-/// Returns the head that closes a hole of `bytes` before frame `number`; `None` if the hole is too
-/// short.
+/// Returns the head that closes a hole of `bytes` before frame `number`. Returns `None` if the hole
+/// is too short.
 pub(super) fn closing(bytes: u64, number: u64) -> Option<[u8; FRAME_BYTES]> {
     let rest = u32::try_from(bytes.checked_sub(FRAME_BYTES as u64)?).ok()?;
     Some(encode_head(CLOSED, rest, number, 0, 0))
@@ -205,8 +205,8 @@ pub(super) fn head(bytes: &[u8]) -> Option<FrameHead> {
     })
 }
 
-/// Returns the payload after a head if it is whole; empty after a closed hole. The zeros after a
-/// payload are not checked.
+/// Returns the payload after a head if it is whole. It is empty after a closed hole. The zeros
+/// after a payload are not checked.
 pub(super) fn payload<'a>(bytes: &'a [u8], head: &FrameHead) -> Option<&'a [u8]> {
     if bytes.len() < head.next {
         return None;

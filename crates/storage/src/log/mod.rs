@@ -5,7 +5,7 @@
 //! frames gather for the next flush, so the number of flushes does not grow with the number of
 //! threads.
 //!
-//! A failed write or flush ends the log: every later wait fails and nothing more is appended. The
+//! A failed write or flush ends the log. Every later wait fails and nothing more is appended. The
 //! file must be opened again, which keeps the whole frames. Bytes that a failed fsync may have lost
 //! never count as safe.
 //!
@@ -28,14 +28,14 @@ pub use replay::{Damage, Replay};
 
 /// Bytes of unwritten frames at which an appender must flush them itself.
 const PENDING_BYTES_MAX: usize = 32 << 20;
-/// Maximum bytes of a buffer that is kept for later frames: there may be a thousand idle logs.
+/// Maximum bytes of a buffer that is kept for later frames. There may be a thousand idle logs.
 const SPARE_BYTES_MAX: usize = 64 << 10;
 /// Maximum bytes of a log. Opening reads the whole log, so its user starts a new log long before
 /// this size.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
 /// Keys of earlier payloads that each flush repeats, in case damage also destroys the keys of a
-/// flush: as many as a page has payloads with embeddings of 100 values.
+/// flush. A page has as many payloads with embeddings of 100 values.
 const KEYS_REPEATED: usize = 8;
 
 /// Position up to which a log was durable at some time.
@@ -100,11 +100,11 @@ struct LogState {
 impl Log {
     /// Opens a log, or creates an empty one whose numbers start at 1, and returns its contents. A
     /// torn end is cut off, holes before it are closed, and damaged parts are reported and skipped.
-    /// A log with unreadable pages stays unchanged, in case they can be read later, and takes no
-    /// more payloads: appending fails as after a failed flush.
+    /// A log with unreadable pages stays unchanged, in case they can be read later. It takes no
+    /// more payloads, and appending fails as after a failed flush.
     ///
     /// # Errors
-    /// The medium's error; `FailedPrecondition` for a log of another version, which stays as it is.
+    /// The medium's error. `FailedPrecondition` for a log of another version, which stays as it is.
     /// Damaged bytes and unreadable pages are not errors.
     pub fn open(medium: &Arc<dyn Medium>, name: &str) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
@@ -125,8 +125,9 @@ impl Log {
     }
 
     /// Opens a log that was durable up to `mark`. If its file ends earlier or is missing, that is
-    /// reported as damage; the log stays unchanged and takes no more payloads. The same holds if
-    /// the medium has no room to repair the log: it can be read, and the next opening repairs it.
+    /// reported as damage. The log then stays unchanged and takes no more payloads. The same holds
+    /// if the medium has no room to repair the log. It can be read, and the next opening repairs
+    /// it.
     ///
     /// # Errors
     /// As [`open`](Self::open), except for a full medium.
@@ -290,8 +291,8 @@ impl Log {
     /// Waits until the payload of that number, and all before it, are durable.
     ///
     /// # Errors
-    /// The medium's error if it failed to make them durable, for every waiting caller;
-    /// `FailedPrecondition` after that; `InvalidArgument` for a number not assigned yet.
+    /// The medium's error if it failed to make them durable, for every waiting caller.
+    /// `FailedPrecondition` after that. `InvalidArgument` for a number not assigned yet.
     pub fn commit(&self, number: u64) -> Result<()> {
         let state = self.state();
         if number >= state.next {
@@ -310,14 +311,14 @@ impl Log {
         self.state().next
     }
 
-    /// Returns the position up to which the log is durable; for a log that was found cut off, the
-    /// position passed to [`open_at`](Self::open_at).
+    /// Returns the position up to which the log is durable. For a log that was found cut off, it is
+    /// the position passed to [`open_at`](Self::open_at).
     pub fn durable(&self) -> LogPosition {
         let state = self.state();
         LogPosition { bytes: state.durable_bytes, next: state.durable }
     }
 
-    /// Returns the reason why the log accepts no more payloads; `None` if it accepts them.
+    /// Returns the reason why the log accepts no more payloads, or `None` if it accepts them.
     pub fn failure(&self) -> Option<Error> {
         self.state().failed.clone()
     }
@@ -328,8 +329,8 @@ impl Log {
         self.state().flushes
     }
 
-    /// Flushes or waits until `number` is durable: takes the writer if it is free, else waits for
-    /// the thread that has it.
+    /// Flushes or waits until `number` is durable. Takes the writer if it is free, and otherwise
+    /// waits for the thread that has it.
     fn flush_to<'a>(
         &'a self,
         mut state: MutexGuard<'a, LogState>,
@@ -394,7 +395,7 @@ impl Log {
     }
 }
 
-/// Repairs a log after a loss of power: cuts the torn end and closes holes.
+/// Repairs a log after a loss of power. Cuts the torn end and closes holes.
 fn repair(writer: &mut dyn Writer, replay: &Replay) -> Result<()> {
     if let Some(end) = replay.torn_tail {
         writer.truncate(end)?;

@@ -2,12 +2,12 @@
 //!
 //! A frame that is not whole is one of three things. If no whole frame with a higher number
 //! follows, it is the torn end of the log. Otherwise it is *damage* if the whole frames show that
-//! it was durable: each frame holds the number before which everything was durable when that frame
+//! it was durable. Each frame holds the number before which everything was durable when that frame
 //! was written. If it was not durable, it is a *hole* in the bytes being written when the power
 //! failed, because sectors reach a disk in any order. No bytes can make the opening fail.
 //!
 //! A frame has no information about later frames. So the caller may pass the position up to which
-//! the log was durable ([`LogPosition`]): a log that ends before it is damaged at its end and not
+//! the log was durable ([`LogPosition`]). A log that ends before it is damaged at its end and not
 //! torn.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub struct Damage {
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Numbers of payloads that may be missing; their start is a guess if the header is lost too.
+    /// Numbers of payloads that may be missing. Their start is a guess if the header is lost too.
     /// Empty if only the header is lost.
     pub lost: std::ops::Range<u64>,
 }
@@ -62,7 +62,8 @@ impl Replay {
     }
 }
 
-/// Replays the bytes of a log that was durable up to `mark`. Numbers of an empty one start at 1.
+/// Replays the bytes `found` of a log that was durable up to `mark`. The payloads of an empty log
+/// have numbers from 1.
 pub(super) fn replay(found: &Salvaged, mark: LogPosition) -> Replay {
     let mut replay = replay_bytes(found, mark.next);
     let end = replay.torn_tail.unwrap_or(found.bytes.len() as u64);
@@ -120,8 +121,9 @@ fn replay_bytes(found: &Salvaged, durable: u64) -> Replay {
     replay
 }
 
-/// Collects all whole frames, and the gaps between them. Returns the number before which all was
-/// durable.
+/// Adds all whole frames of the bytes `log` to `replay`, and the bytes between them to `gaps`.
+/// Returns the number before which all payloads were durable. `numbers_known` is true if the header
+/// gave the first number.
 fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec<Damage>) -> u64 {
     let mut at = HEADER_BYTES.min(log.len());
     let mut durable = 0;
@@ -187,7 +189,7 @@ fn next_whole(log: &[u8], at: usize, least: u64) -> Option<WholeFrame<'_>> {
         }
         let head = frame::head(bytes);
         let step = head.as_ref().map_or(ALIGNMENT, |head| head.next);
-        // Numbers begin at 1: a head with number 0 was not written here, even with a valid
+        // Numbers begin at 1, so a head with number 0 was not written here, even with a valid
         // checksum.
         let numbered = head.filter(|head| head.number >= least.max(1) && head.number < u64::MAX);
         if let Some(head) = numbered

@@ -1,8 +1,8 @@
 //! NVMe: many files read at once, past the page cache, through io_uring.
 //!
-//! A mapped file makes every read a page fault: one at a time, with the thread waiting. Here a
-//! thread submits a whole batch with one call, works while the reads are in flight, and gets each
-//! one in a registered buffer, where it is used. Only the reader's own buffers take memory.
+//! A mapped file makes every read a page fault. They run one at a time, and the thread waits. Here
+//! a thread submits a whole batch with one call and works while the reads are in flight. It gets
+//! each one in a registered buffer, and uses it there. Only the reader's own buffers take memory.
 
 mod reader;
 mod ring;
@@ -55,7 +55,7 @@ impl UringMedium {
         })
     }
 
-    /// Opens the same medium with ordinary reads, one after the other: slower, and allowed
+    /// Opens the same medium with ordinary reads, one after the other. They are slower, and allowed
     /// everywhere.
     ///
     /// # Errors
@@ -87,8 +87,8 @@ impl UringMedium {
         File::open(path).map_err(fail)
     }
 
-    /// Tests a direct read: some file systems open a file with O_DIRECT and refuse to read it.
-    /// Returns that refusal. Other failures are left to later reads.
+    /// Tests a direct read, because some file systems open a file with O_DIRECT and refuse to read
+    /// it. Returns that refusal. Other failures are left to later reads.
     fn try_direct(file: &File) -> Result<Option<std::io::Error>> {
         let mut buffer = Buffer::new(PAGE_BYTES)?;
         let read = file.read_at(buffer.as_mut_slice(), 0);

@@ -132,7 +132,7 @@ impl UringReader {
     fn enter(&mut self, wait: usize) -> Result<()> {
         let queued = self.queued;
         let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
-        // Counted as in flight even if the call fails: the kernel may have accepted some reads, and
+        // Counted as in flight even if the call fails. The kernel may have accepted some reads, and
         // the buffer must outlive them.
         self.flying += queued;
         self.queued = 0;
@@ -220,12 +220,13 @@ impl UringReader {
     }
 }
 
-/// Returns the outcome of a result for a slot; `None` if the rest is to be read again.
+/// Returns the outcome of a result for a slot. Returns `None` if the rest is to be read again.
 fn judge(slot: &mut ReadSlot, result: i32) -> Option<ReadOutcome> {
     let may_retry = slot.retries < RETRIES_MAX;
     match usize::try_from(result) {
         Ok(got) if slot.done + got >= slot.bytes => return Some(ReadOutcome::Whole),
-        // Less than a page is the end of the file: a direct read continues from a whole page.
+        // Less than a page is the end of the file, because a direct read continues from a whole
+        // page.
         Ok(got) if got < PAGE_BYTES || !may_retry => return Some(ReadOutcome::Ended),
         Ok(got) => slot.done += got / PAGE_BYTES * PAGE_BYTES,
         Err(_) if may_retry && [-libc::EAGAIN, -libc::EINTR].contains(&result) => {}

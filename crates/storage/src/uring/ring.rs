@@ -37,8 +37,9 @@ pub(super) fn probe() -> Result<()> {
     build(8).map(drop)
 }
 
-/// Builds the best available ring: one whose completions run only when this thread collects them
-/// (kernel 6.1); else one that does not interrupt it (5.19); else any.
+/// Builds the best available ring. The best is one whose completions run only when this thread
+/// collects them (kernel 6.1). The next is one that does not interrupt it (5.19), and the last is
+/// any other.
 fn build(entries: u32) -> Result<IoUring> {
     let best = IoUring::builder()
         .setup_single_issuer()
@@ -92,7 +93,7 @@ impl Ring {
         known && self.ring.submitter().register_files_update(place as u32, &descriptor).is_ok()
     }
 
-    /// Queues a read. There must be room: a ring is as deep as its reader.
+    /// Queues a read. There must be room, because a ring is as deep as its reader.
     ///
     /// # Safety
     /// `address` must have `bytes` bytes within the ring's buffer that stay untouched until the
