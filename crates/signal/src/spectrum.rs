@@ -116,8 +116,8 @@ impl Spectrum {
         self.window.len() / 2
     }
 
-    /// Adds samples and calls `each` with the spectrum of every complete frame. A spectrum has `fft
-    /// / 2 + 1` powers, the lowest frequency first.
+    /// Adds samples and calls `each` with the spectrum of every complete frame. A spectrum has the
+    /// powers of `fft / 2 + 1` frequencies, the lowest first.
     pub fn push(&mut self, samples: &[f32], each: &mut dyn FnMut(&[f64])) {
         self.held.extend(samples.iter().map(|sample| sample * self.scale));
         if !self.begun {

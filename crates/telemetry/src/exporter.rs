@@ -1,4 +1,4 @@
-//! The thread `trace-export`: holds finished traces until their batch-mates are known, and sends
+//! The thread `trace-export`. It holds finished traces until their batch-mates are known, and sends
 //! them.
 
 use std::collections::VecDeque;
@@ -256,7 +256,7 @@ impl<P: Post> SpanExporter<P> {
             let before = self.exported();
             self.attempt(now);
             if spans > 0 && self.exported() == before {
-                // The collector does not answer: further attempts would delay the end of the
+                // The collector does not answer, so further attempts would delay the end of the
                 // server.
                 self.counts.add("failed", self.held_spans as u64);
                 return;

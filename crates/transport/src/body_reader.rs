@@ -58,7 +58,7 @@ pub struct BodyAccounting<'a> {
     pub receive_permits: Option<&'a ReceivePermits>,
 }
 
-/// A wait for a body: with a receive permit, or for a short time without one.
+/// A wait for a body, either with a receive permit, or for a short time without one.
 #[derive(Default)]
 struct BodyWait {
     permit: Option<OwnedSemaphorePermit>,
@@ -106,8 +106,8 @@ pub fn poll_within<B: Body + Unpin>(
 /// returned bytes hold their part of the budget.
 ///
 /// # Errors
-/// `TooLarge` as soon as the announced or the received length exceeds the limit, `ClientTimeout` if
-/// the client stalls or takes too long, `InvalidArgument` if the body breaks off,
+/// `TooLarge` as soon as the announced or the received length exceeds the limit. `ClientTimeout` if
+/// the client stalls or takes too long. `InvalidArgument` if the body breaks off.
 /// `ResourceExhausted` if the budget is used up or too many bodies are awaited.
 pub async fn read<B>(
     body: B,

@@ -1,9 +1,9 @@
 //! One budget of bytes for all requests in flight.
 //!
-//! A request's cost is not its length: a small compressed body can become a large message, and a
-//! small message a large answer. Handlers therefore reserve bytes before they allocate: for the
+//! A request's cost is not its length. A small compressed body can become a large message, and a
+//! small message a large answer. So handlers reserve bytes before they allocate. They do so for the
 //! body, the body after decompression, the decoded message, tensors, decoded images, and the answer
-//! until it is sent. A reservation that exceeds the budget is refused. The budget never blocks: a
+//! until it is sent. A reservation that exceeds the budget is refused. The budget never blocks. A
 //! refusal is immediate and says when to try again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,8 +41,8 @@ impl ByteBudget {
         Arc::new(ByteBudget { max, used: AtomicU64::new(0), peak: AtomicU64::new(0), metrics })
     }
 
-    /// Returns the default budget in bytes for `memory` bytes of machine or container: an eighth,
-    /// from 256 MiB to 8 GiB.
+    /// Returns the default budget in bytes for `memory` bytes of machine or container. It is an
+    /// eighth, from 256 MiB to 8 GiB.
     pub fn default_bytes(memory: u64) -> u64 {
         ((memory as f64 * DEFAULT_SHARE) as u64).clamp(DEFAULT_MIN, DEFAULT_MAX)
     }
@@ -148,7 +148,8 @@ impl Reservation {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
-    /// Ties this reservation to `bytes`: it ends when the last reference to them is dropped.
+    /// Ties this reservation to `bytes`, so that it ends when the last reference to them is
+    /// dropped.
     pub fn attach(self, bytes: Bytes) -> Bytes {
         if self.bytes == 0 {
             bytes
@@ -215,21 +216,22 @@ impl HeldAnswer {
     }
 
     /// Returns the time at which the connection took the last piece, or the wait for the client
-    /// began; `None` if the answer is not held any more.
+    /// began. Returns `None` if the answer is not held any more.
     pub(crate) fn last_progress(&self) -> Option<Instant> {
         let progress = self.0.upgrade()?;
         let last = progress.last.lock().unwrap_or_else(PoisonError::into_inner);
         Some(*last)
     }
 
-    /// Restarts the time for which the answer is unread: it waited for other answers until now.
+    /// Restarts the time for which the answer is unread, because it waited for other answers until
+    /// now.
     pub(crate) fn restart(&self) {
         if let Some(progress) = self.0.upgrade() {
             progress.record();
         }
     }
 
-    /// Returns true at the first call: a slow reader of one answer counts once.
+    /// Returns true at the first call, so that a slow reader of one answer counts once.
     pub(crate) fn count_slow(&self) -> bool {
         self.0.upgrade().is_none_or(|progress| !progress.is_counted.swap(true, Ordering::Relaxed))
     }

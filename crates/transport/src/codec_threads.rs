@@ -2,7 +2,7 @@
 //! delay all connections of the thread.
 //!
 //! Small messages are handled on the connection's thread, which takes microseconds. The queue is
-//! unbounded: its entries belong to admitted requests, and their bytes are counted in the budget.
+//! unbounded. Its entries belong to admitted requests, and their bytes are counted in the budget.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,8 +47,8 @@ pub struct CodecThreads {
     metrics: Arc<Metrics>,
     sender: Sender<CodecJob>,
     receiver: Receiver<CodecJob>,
-    /// Number of threads that run. Held while one is started: a job must not rely on a thread whose
-    /// start then fails.
+    /// Number of threads that run. Held while one is started, because a job must not rely on a
+    /// thread whose start then fails.
     threads: Mutex<usize>,
 }
 
@@ -62,7 +62,7 @@ impl CodecThreads {
     /// Runs `work` on one of the threads.
     ///
     /// # Errors
-    /// Returns the errors of `work`; `ResourceExhausted` if no thread runs and none can be started,
+    /// Returns the errors of `work`. `ResourceExhausted` if no thread runs and none can be started,
     /// `Internal` after a panic.
     pub async fn run<T: Send + 'static>(
         &self,

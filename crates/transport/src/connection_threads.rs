@@ -1,6 +1,6 @@
-//! Threads that share nothing: each has its own event queue and its own connections.
+//! Threads that share nothing. Each has its own event queue and its own connections.
 //!
-//! A work-stealing runtime passes its one event queue from thread to thread: the thread that takes
+//! A work-stealing runtime passes its one event queue from thread to thread. The thread that takes
 //! an event wakes another one to watch the sockets. That costs two context switches an event and is
 //! useful only if handlers run long. A connection thread waits, handles and waits again (ADR 0006).
 

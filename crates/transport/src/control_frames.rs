@@ -1,9 +1,9 @@
 //! Limits the control frames of an HTTP/2 connection.
 //!
 //! HTTP/2 lets a client send control frames (SETTINGS, PRIORITY, WINDOW_UPDATE, PING, ...) at no
-//! cost to itself, and h2 answers or applies each of them without a limit. A scanner therefore
-//! reads the frame headers of both directions. Control frames spend credit; requests and data earn
-//! it, because clients acknowledge data by WINDOW_UPDATE and measure it by PING. Envoy limits these
+//! cost to itself. h2 answers or applies each of them without a limit. A scanner therefore reads
+//! the frame headers of both directions. Control frames spend credit. Requests and data earn it,
+//! because clients acknowledge data by WINDOW_UPDATE and measure it by PING. Envoy limits these
 //! frames in proportion to streams and data in the same way
 //! (`max_inbound_priority_frames_per_stream` = 100,
 //! `max_inbound_window_update_frames_per_data_frame_sent` = 10). Time earns a little, so that the
@@ -19,10 +19,10 @@ const CONTROL_FRAMES_BASE_MAX: u64 = 1000;
 /// Credit of a new stream. Browsers and Node send a PRIORITY for a stream, and clients cancel
 /// streams.
 const CONTROL_FRAMES_PER_STREAM_MAX: u64 = 20;
-/// Credit of one DATA frame to the client: two WINDOW_UPDATEs and a PING are usual. Envoy's
+/// Credit of one DATA frame to the client, because two WINDOW_UPDATEs and a PING are usual. Envoy's
 /// default.
 const CONTROL_FRAMES_PER_DATA_SENT_MAX: u64 = 10;
-/// Credit of one DATA frame from the client: gRPC clients measure their bandwidth by PING.
+/// Credit of one DATA frame from the client, because gRPC clients measure their bandwidth by PING.
 const CONTROL_FRAMES_PER_DATA_RECEIVED_MAX: u64 = 1;
 /// Credit per second of a connection that has no other.
 const CONTROL_FRAMES_PER_SECOND_MAX: u64 = 20;

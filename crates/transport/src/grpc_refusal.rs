@@ -1,5 +1,5 @@
-//! The answer to an HTTP/2 client at a listener for others: a gRPC client that speaks plain text to
-//! a listener with TLS, and any client that speaks HTTP/2 to a listener of HTTP/1.1.
+//! The answer to an HTTP/2 client at a listener for others. It may be a gRPC client that speaks
+//! plain text to a listener with TLS, or any client that speaks HTTP/2 to a listener of HTTP/1.1.
 //!
 //! A GOAWAY alone says that the call was not processed. gRPC's clients then connect again and
 //! repeat the call by themselves, without a pause. A call without a deadline would never end. So
@@ -14,14 +14,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 const CALL_WAIT_MAX: Duration = Duration::from_millis(500);
 /// Frames that may come before the first call: settings, window updates and pings.
 const FRAMES_MAX: usize = 16;
-/// Longest text of a refusal: one byte then holds its length (RFC 7541 §5.1).
+/// Longest text of a refusal. One byte then holds its length (RFC 7541 §5.1).
 pub(crate) const TEXT_BYTES_MAX: usize = 126;
 
 /// Bytes with which an HTTP/2 client begins (RFC 9113 §3.4).
 const PREFACE_BYTES: u64 = 24;
 const FRAME_HEAD_BYTES: usize = 9;
-/// Bytes of the first request's header block in which the content type is searched: a whole frame
-/// of a client that knows no settings of the server yet (RFC 9113 §6.5.2).
+/// Bytes of the first request's header block in which the content type is searched. A client that
+/// does not know the server's settings yet sends a whole frame of at most this size (RFC 9113
+/// §6.5.2).
 const HEADER_BLOCK_BYTES_MAX: u64 = 16 << 10;
 /// Content type of gRPC, as text and in HPACK's Huffman code (RFC 7541 appendix B).
 const GRPC_CONTENT_TYPE: &[u8] = b"application/grpc";

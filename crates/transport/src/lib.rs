@@ -7,8 +7,8 @@
 //! body or writes a long answer.
 //!
 //! # Invariant
-//! Everything a client can make the server hold is bounded: connections, headers, control frames,
-//! bytes of bodies and answers, and the time for each of them.
+//! Everything a client can make the server hold is bounded. That is connections, headers, control
+//! frames, bytes of bodies and answers, and the time for each of them.
 //!
 //! # Not here
 //! Models, collections and the protocols above HTTP: `server` and the endpoint crates know them.

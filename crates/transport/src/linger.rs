@@ -1,9 +1,9 @@
 //! Closing an HTTP/1.1 connection so that its client can read the last answer.
 //!
 //! Closing a socket with unread bytes resets the connection, which can destroy an answer in flight.
-//! A connection whose last answer says `connection: close`, because the server stops or because it
-//! has refused a body or a head, is therefore closed for writing first and then read until the
-//! client closes it.
+//! The last answer of a connection says `connection: close` if the server stops, or if it has
+//! refused a body or a head. So such a connection is closed for writing first, and then read until
+//! the client closes it.
 
 use std::io;
 use std::pin::Pin;

@@ -48,7 +48,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 const HTTP1_BUFFER_BYTES_MAX: usize = 400 << 10;
 /// Maximum bytes of the headers of an HTTP/2 request.
 const HTTP2_HEADER_BYTES_MAX: u32 = 64 << 10;
-/// Flow-control window of an HTTP/2 stream in bytes: a tensor of some megabytes then needs no round
+/// Flow-control window of an HTTP/2 stream in bytes. A tensor of some megabytes then needs no round
 /// trips.
 pub(crate) const STREAM_WINDOW: u32 = 4 << 20;
 /// Flow-control window of an HTTP/2 connection in bytes.
@@ -56,9 +56,9 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Maximum streams of an HTTP/2 connection that the client has reset before the server took them,
 /// and that still wait. Above it the connection is closed, with all its other calls.
 ///
-/// Calls with short deadlines are cancelled together if the server or its machine pauses, and their
-/// RST_STREAM frames are then read with their heads. h2's default of 20 ended such connections.
-/// This is the default of `--max-requests`: heads of 64 KiB then take no more memory than those of
+/// Calls with short deadlines are cancelled together if the server or its machine pauses. Their
+/// RST_STREAM frames are then read with their heads. The default of h2, 20, ended such connections.
+/// This is the default of `--max-requests`. Heads of 64 KiB then take no more memory than those of
 /// the streams that may be open.
 const RESET_STREAMS_MAX: usize = 1024;
 /// Maximum frames for streams that the server has reset, over the life of an HTTP/2 connection,
@@ -187,7 +187,7 @@ where
         }
     }
 
-    /// Returns the work of one connection: it is opened, then it serves requests until the client,
+    /// Returns the work of one connection. It is opened, and then serves requests until the client,
     /// a limit or the shutdown ends it.
     fn connection(
         &self,
@@ -298,7 +298,7 @@ async fn drive_http2(
 }
 
 /// Runs an HTTP/2 connection until it ends. At the shutdown, and at the age `age_max`, its client
-/// gets GOAWAY: running requests are answered, and new ones need another connection.
+/// gets GOAWAY. Running requests are answered, and new ones need another connection.
 async fn until_age<C: GracefulConnection>(
     connection: C,
     watcher: Watcher,
@@ -407,7 +407,7 @@ impl<S, B> ConnectionService<S>
 where
     S: tower::Service<http::Request<RequestBody>, Response = http::Response<B>> + Clone,
 {
-    /// Answers a request: wraps its body, runs the service, and wraps the body of the answer.
+    /// Answers a request. Wraps its body, runs the service, and wraps the body of the answer.
     fn answer(
         &self,
         request: http::Request<Incoming>,
@@ -457,7 +457,7 @@ where
 /// Ends the connections of a listener and waits until they are closed.
 ///
 /// The server cannot announce the end of an idle HTTP/1.1 connection, and a request may be in
-/// flight. The connection is kept for the drain time: the answer to that request says
+/// flight. The connection is kept for the drain time, and the answer to that request says
 /// `connection: close`. HTTP/2 has GOAWAY instead.
 async fn end_connections(
     limits: ConnectionLimits,

@@ -1,5 +1,6 @@
-//! The first bytes of a connection: the handshake of TLS, and the answer to a client that speaks
-//! TLS to a listener without TLS, or HTTP/2 to a listener of HTTP/1.1, or the other way round.
+//! The first bytes of a connection. They are the handshake of TLS, and the answer to a client that
+//! speaks another protocol than the listener. Such a client speaks TLS to a listener without TLS,
+//! or HTTP/2 to a listener of HTTP/1.1, or the other way round.
 
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -90,7 +91,7 @@ impl ConnectionOpener {
         ConnectionOpener { listener, version, tls, metrics, warnings: Arc::default() }
     }
 
-    /// Returns the stream once the client's first bytes of HTTP have arrived; `None` if the
+    /// Returns the stream once the client's first bytes of HTTP have arrived. Returns `None` if the
     /// connection has ended. `drained` ends the wait for them.
     ///
     /// The parsers' own timers and their shutdown start with the first byte. This function applies

@@ -14,7 +14,7 @@ pub enum Peer {
 
 impl Peer {
     /// Returns the client at `address`. A socket of both families gives clients of IPv4 an address
-    /// of IPv6 that contains theirs; this is then replaced by theirs.
+    /// of IPv6 that contains theirs. This is then replaced by theirs.
     pub(crate) fn tcp(address: SocketAddr) -> Peer {
         match address.ip().to_canonical() {
             v4 @ IpAddr::V4(_) => Peer::Tcp(SocketAddr::new(v4, address.port())),
@@ -22,8 +22,8 @@ impl Peer {
         }
     }
 
-    /// Returns true if the client is on this machine. The mode of a Unix socket's file decides who
-    /// may be its client.
+    /// Returns true if the client is on this machine. The mode of a Unix socket's file decides
+    /// about its clients.
     pub(crate) fn is_local(self) -> bool {
         match self {
             Peer::Tcp(address) => address.ip().to_canonical().is_loopback(),

@@ -1,4 +1,4 @@
-//! Time limits on a peer: for the next piece of a transfer, and for all of it.
+//! Time limits on a peer, for the next piece of a transfer and for all of it.
 
 use std::io;
 use std::pin::Pin;
@@ -78,7 +78,7 @@ pub(crate) fn check_write<T>(
         .map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
 }
 
-/// Stands for no limit: about the longest duration that timers accept.
+/// Means no limit. It is about the longest duration that timers accept.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! a request takes such a permit only once its body is complete. A request that waits for its body
 //! takes a receive permit. There are more of these, so that requests which never end cannot keep
 //! out complete ones. A body that arrives at once needs no receive permit. Only HTTP/2 needs them,
-//! as a connection has many requests; over HTTP/1.1 the number of connections is the limit.
+//! as a connection has many requests. Over HTTP/1.1 the number of connections is the limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use base::Error;
 use metrics::{KindLabels, Metrics};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Receive permits for each request that may be answered. A request that is being received holds a
-/// stream and its bytes, which the memory of requests in flight bounds.
+/// Receive permits for each request that may be answered at once. A request with a permit holds a
+/// stream and the bytes that have arrived. The memory of requests in flight bounds these bytes.
 const RECEIVING_PER_ANSWERED_MAX: usize = 16;
 
-/// Longest wait for a body without a permit: a body that was sent with its head arrives within it.
+/// Longest wait for a body without a permit. A body that was sent with its head arrives within it.
 pub(crate) const UNPERMITTED_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Bounds the requests that wait for their body.

@@ -2,14 +2,14 @@
 //!
 //! hyper closes an HTTP/1.1 connection whose request was not read to its end, but only after an
 //! answer that promised to keep it open. So the unread part comes back here. If it is small and
-//! arrives at once it is discarded and the connection stays open; otherwise the answer says
+//! arrives at once, it is discarded and the connection stays open. Otherwise the answer says
 //! `connection: close`.
 //!
 //! h2 resets an HTTP/2 stream whose request was not read to its end. It forgets such streams if
-//! there are more than 50 of them, answers each DATA frame that is still in flight by a reset, and
-//! closes the connection after some thousands, with all its other calls. So the part in flight is
-//! discarded here. Most clients send nothing more once they have read the answer, and some of them
-//! (Go) do not end the stream either: it is reset as soon as nothing arrives for a moment.
+//! there are more than 50 of them, and answers each DATA frame that is still in flight by a reset.
+//! After some thousands it closes the connection, with all its other calls. So the part in flight
+//! is discarded here. Most clients send nothing more once they have read the answer, and some of
+//! them (Go) do not end the stream either. So it is reset as soon as nothing arrives for a moment.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,7 +44,7 @@ const STREAM_QUIET_TIME: Duration = Duration::from_millis(100);
 pub struct RequestBody {
     /// `Some` until the drop.
     incoming: Option<Incoming>,
-    /// True once a read has begun; a client that sent `expect: 100-continue` sends from then on.
+    /// True once a read has begun. A client that sent `expect: 100-continue` sends from then on.
     begun: bool,
     ended: bool,
     unread: UnreadPart,
@@ -172,7 +172,7 @@ impl BodyReclaim {
 }
 
 /// Discards the rest of an HTTP/2 body in a task, until the client ends the stream or sends nothing
-/// more. Past the limits, and outside a runtime, the body is dropped instead: h2 then resets the
+/// more. Past the limits, and outside a runtime, the body is dropped instead. h2 then resets the
 /// stream once its answer has ended.
 fn discard_stream(incoming: Incoming, permit: OwnedSemaphorePermit) {
     if incoming.is_end_stream() {

@@ -20,7 +20,7 @@ pub type Shared<S> = axum::extract::State<Arc<S>>;
 
 /// Maximum bytes of a JSON value besides its text, while a list of such values grows.
 const JSON_VALUE_BYTES: u64 = 96;
-/// Maximum bytes of a JSON object besides its members: a node of a B-tree has room for eleven of
+/// Maximum bytes of a JSON object besides its members. A node of a B-tree has room for eleven of
 /// them.
 const JSON_OBJECT_BYTES: u64 = 704;
 
@@ -82,7 +82,8 @@ impl RequestResources {
     }
 
     /// Refuses a request before its body is read if none could be answered now, which costs less
-    /// than receiving it. Takes no permit, not even for a moment: a complete request may need it.
+    /// than receiving it. Takes no permit, not even for a moment, because a complete request may
+    /// need it.
     ///
     /// # Errors
     /// Returns the errors of [`RequestResources::admit`].
@@ -186,8 +187,8 @@ impl RequestResources {
         self.convert_json(body, Ok).await
     }
 
-    /// Parses a JSON body, frees it, and converts the value by `convert`: on a codec thread if the
-    /// body is large. For values with further encoded bytes, such as files in base64.
+    /// Parses a JSON body, frees it, and converts the value by `convert`. Does so on a codec thread
+    /// if the body is large. For values with further encoded bytes, such as files in base64.
     ///
     /// # Errors
     /// As [`RequestResources::parse_json`]; the errors of `convert`.
@@ -229,8 +230,8 @@ fn json_tree_bytes_max(json: &[u8]) -> u64 {
     json_values_max(json) * JSON_VALUE_BYTES + objects * JSON_OBJECT_BYTES
 }
 
-/// Returns an upper bound of the number of values in `json`: each but the last stands before a
-/// comma or a colon.
+/// Returns an upper bound of the number of values in `json`. Each but the last is before a comma or
+/// a colon.
 pub fn json_values_max(json: &[u8]) -> u64 {
     1 + json.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count() as u64
 }

@@ -3,10 +3,10 @@
 //!
 //! A small body is one piece of bytes that holds its reservation until the connection has written
 //! it. A large body is passed to the connection in copied pieces, so that its memory can be freed
-//! although the connection still holds a piece. A task checks it once a window: a client that reads
+//! although the connection still holds a piece. A task checks it once a window. A client that reads
 //! less than [`ANSWER_WINDOW_BYTES_MIN`] bytes in a window loses the rest. A connection whose
-//! client reads nothing at all is closed by its own limit, and an HTTP/2 connection also if the
-//! client does not let it send (`unread_answers`).
+//! client reads nothing at all is closed by its own limit. An HTTP/2 connection is also closed if
+//! the client does not let it send (`unread_answers`).
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -146,8 +146,8 @@ impl ResponseBody {
         unsent.taken += piece.len() as u64;
         drop(unsent);
         large.progress.record();
-        // Without room for the copy, the piece is sent uncounted: only sent pieces free the memory
-        // of the body.
+        // Without room for the copy, the piece is sent uncounted, because only sent pieces free the
+        // memory of the body.
         let reservation = large.budget.reserve(piece.len() as u64);
         let reservation = reservation.unwrap_or_else(|_| large.budget.empty());
         let piece = reservation.attach_piece(piece, large.progress.clone());

@@ -4,7 +4,7 @@
 //! The thread writes results while the upload still arrives, and many clients read nothing before
 //! they have sent everything. So up to `RESULTS_BYTES_MAX` bytes of results wait here. Then the
 //! thread waits too, and with it the upload. If the client reads nothing for `RESULTS_STALL_MAX`
-//! while the thread waits, it is cut off: each would wait for the other.
+//! while the thread waits, it is cut off. Otherwise each would wait for the other.
 
 use std::collections::VecDeque;
 use std::io;

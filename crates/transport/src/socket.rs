@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::peer::Peer;
 
-/// Maximum number of connections that wait to be accepted at a socket; the kernel allows at most
+/// Maximum number of connections that wait to be accepted at a socket. The kernel allows at most
 /// `net.core.somaxconn`, which is 4,096 by default. A client whose connection finds the queue of a
 /// TCP port full tries again after a second.
 const ACCEPT_QUEUE_MAX: i32 = 4096;
@@ -29,7 +29,7 @@ pub struct AddressFlags {
 }
 
 /// Binds a socket to `host` and `port`, which the command line sets by `flags`. The host `::` is
-/// every address of IPv4 and IPv6; without IPv6 in the kernel, it is every address of IPv4.
+/// every address of IPv4 and IPv6. Without IPv6 in the kernel, it is every address of IPv4.
 ///
 /// # Errors
 /// `Unavailable`, with the address and a remedy.
@@ -69,7 +69,8 @@ fn bind_every_address(port: u16) -> std::io::Result<std::net::TcpListener> {
         }
         Err(error) => return Err(error.into()),
     };
-    // As in the standard library: a restarted server can bind a port with old connections.
+    // As in the standard library, because a restarted server can then bind a port with old
+    // connections.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     sockopt::set_ipv6_v6only(&socket, false)?;
     rustix::net::bind(&socket, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
@@ -86,7 +87,7 @@ pub enum ListenSocket {
 }
 
 impl ListenSocket {
-    /// Waits for a connection. The returned stream may be a Unix socket: only calls that all
+    /// Waits for a connection. The returned stream may be a Unix socket, so only calls that all
     /// stream sockets have are made on it.
     pub(crate) async fn accept(&self) -> std::io::Result<(std::net::TcpStream, Peer)> {
         match self {

@@ -1,16 +1,16 @@
 //! Accepts the `:authority` that gRPC clients send on a Unix socket.
 //!
 //! Clients on gRPC's C-core (Python, C++, Ruby) send the percent-encoded path of the socket, such
-//! as `tmp%2Fgrpc.sock`. RFC 3986 permits that in a host name; the `http` crate does not, so that
+//! as `tmp%2Fgrpc.sock`. RFC 3986 permits that in a host name. The `http` crate does not, so that
 //! h2 resets the stream. [`AuthorityPatcher`] replaces the characters that `http` refuses by `-`
 //! before h2 reads them.
 //!
 //! It writes in place. Names, lengths and Huffman-coded strings stay as they are, so the entries of
-//! HPACK's dynamic table (RFC 7541 §4.1) keep their sizes, and the patcher needs only the position
-//! within a header block: no table, no buffer, no limit. It hides no malformed byte from h2.
+//! HPACK's dynamic table (RFC 7541 §4.1) keep their sizes. The patcher needs only the position
+//! within a header block, and no table, no buffer and no limit. It hides no malformed byte from h2.
 //!
-//! Two cases pass unchanged: a Huffman-coded `:authority`, which C-core does not send, and `:` in
-//! the first directory of the path.
+//! Two cases pass unchanged. One is a Huffman-coded `:authority`, which C-core does not send. The
+//! other is `:` in the first directory of the path.
 
 use crate::control_frames::{FrameHeader, HEADER_BYTES, PREFACE_BYTES};
 
@@ -22,9 +22,9 @@ const INTEGER_SHIFT_MAX: u32 = 21;
 
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
-/// Flag of HEADERS: its payload starts with the length of its padding.
+/// Flag of HEADERS. Its payload starts with the length of its padding.
 const PADDED: u8 = 8;
-/// Flag of HEADERS: its header block follows the priority of the stream.
+/// Flag of HEADERS. Its header block follows the priority of the stream.
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
@@ -39,7 +39,7 @@ pub(crate) struct AuthorityPatcher {
     before: usize,
     /// Bytes of the header block that this frame still holds.
     fragment: usize,
-    /// Bytes of the frame after that: padding, or the payload of another frame.
+    /// Bytes of the frame after that, which are padding or the payload of another frame.
     after: usize,
     block: HeaderBlock,
 }

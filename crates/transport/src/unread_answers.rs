@@ -27,10 +27,10 @@ const WINDOWS_MAX: u32 = 10;
 pub(crate) struct UnreadAnswers {
     window: Duration,
     metrics: Arc<Metrics>,
-    /// May have answers that were read since.
+    /// Unread answers. Some of them may have been read since the last check.
     answers: Mutex<Vec<HeldAnswer>>,
     sent: AtomicU64,
-    /// Wakes the check, which may have no timer.
+    /// Wakes the task that checks the answers. Without an unread answer, that task has no timer.
     idle_check: Mutex<Option<Waker>>,
 }
 
@@ -121,7 +121,7 @@ impl UnreadCheck {
         UnreadCheck { answers, timer: None, sent_before: 0 }
     }
 
-    /// Returns true if the client leaves answers unread: it has read less than
+    /// Returns true if the client leaves answers unread. It has then read less than
     /// [`ANSWER_WINDOW_BYTES_MIN`] bytes in a window, or an answer is unread for [`WINDOWS_MAX`]
     /// windows. Wakes the task for the next check.
     pub(crate) fn poll_stalled(&mut self, cx: &mut Context<'_>) -> bool {

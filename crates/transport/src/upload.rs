@@ -1,7 +1,7 @@
 //! Long uploads: from the connection to the thread that reads them, piece by piece.
 //!
 //! Pieces wait in a queue of `PIECES_WAITING_MAX`. While it is full nothing more is read from the
-//! connection, so the client sends as fast as the thread reads, and memory does not grow with the
+//! connection. So the client sends as fast as the thread reads, and memory does not grow with the
 //! length of the upload.
 
 use std::future::poll_fn;
@@ -137,7 +137,7 @@ pub struct FormFile {
 }
 
 impl FormFile {
-    /// Reads a form up to its first file; `None` if it has none among its first fields.
+    /// Reads a form up to its first file. Returns `None` if it has none among its first fields.
     /// `content_type` is that of the request.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Longest wait for a permit. A thread returns its permit a moment after its client has read the
-/// whole answer, so the next request of that client can find it taken still.
+/// whole answer. So the next request of that client may find it still taken.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// A fixed number of permits for uploads that are processed at the same time.
@@ -44,8 +44,8 @@ impl UploadPermits {
         Some(UploadPermit { number, permits: self.clone() })
     }
 
-    /// Takes the free permit with the lowest number. Waits up to two seconds if all are taken;
-    /// `None` if none was returned by then.
+    /// Takes the free permit with the lowest number. Waits up to two seconds if all are taken.
+    /// Returns `None` if none was returned by then.
     pub async fn acquire(self: &Arc<Self>) -> Option<UploadPermit> {
         self.acquire_within(WAIT_MAX).await
     }

@@ -1,9 +1,9 @@
 //! Fewer system calls for an HTTP/2 connection.
 //!
-//! h2 writes a response's data and its trailers in two calls, because it flushes each data frame of
-//! 256 bytes or more before it takes the next frame. It reads into the rest of its own 8 KiB
-//! buffer, so most requests take two reads. A [`WriteCoalescer`] buffers writes until the
-//! connection's task has been polled, and reads all bytes that have arrived at once (ADR 0006).
+//! h2 writes a response's data and its trailers in two calls. It flushes each data frame of 256
+//! bytes or more before it takes the next frame. It reads into the rest of its own 8 KiB buffer, so
+//! most requests take two reads. A [`WriteCoalescer`] buffers writes until the connection's task
+//! has been polled, and reads all bytes that have arrived at once (ADR 0006).
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -23,7 +23,7 @@ use crate::socket_authority::AuthorityPatcher;
 use crate::tls::{SocketReader, SocketStream, SocketWriter};
 use crate::unread_answers::{UnreadAnswers, UnreadCheck};
 
-/// Maximum bytes that wait for the end of a poll; larger writes go straight to the socket.
+/// Maximum bytes that wait for the end of a poll. Larger writes go straight to the socket.
 const COALESCED_BYTES_MAX: usize = 64 << 10;
 /// Maximum bytes of one read.
 const READ_BYTES_MAX: usize = 64 << 10;
@@ -31,17 +31,17 @@ const READ_BYTES_MAX: usize = 64 << 10;
 /// thread. h2 takes up to 8 KiB more, which may hold 900 frames.
 ///
 /// h2 reads all that it can before each stream that hyper accepts. Without a limit of the whole
-/// poll, a client that cancels many calls could have thousands of streams that wait to be
-/// accepted, for which h2 ends the connection.
+/// poll, a client that cancels many calls could have thousands of streams that wait to be accepted.
+/// h2 then ends the connection.
 const POLL_FRAMES_MAX: usize = 512;
 const POLL_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
-    /// Receives each read before it is copied on: one per thread, so that idle connections hold no
-    /// buffer.
+    /// Receives each read before it is copied on. There is one per thread, so that idle connections
+    /// hold no buffer.
     static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
-    /// Memory of the last flushed buffer, for the next one: one per thread, as most connections are
-    /// idle.
+    /// Memory of the last flushed buffer, for the next one. There is one per thread, because most
+    /// connections are idle.
     static SPARE_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -185,7 +185,7 @@ pub(crate) struct WriteCoalescer {
     /// Frames and bytes given to h2 since the connection last waited or yielded.
     polled_frames: usize,
     polled_bytes: usize,
-    /// Number of the poll in which the connection yielded, if it did not read since.
+    /// Number of the poll in which the connection yielded, unless it has read after that.
     yielded: Option<u64>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The search is a function of its measurements alone. So a resumed search runs again from its
 //! start, and reads the measurements from before the interruption from the journal. After them it
-//! measures. It takes the same decisions, spends the same budget and ends where the uninterrupted
-//! search would have ended.
+//! measures. It takes the same decisions, spends the same budget and ends like the uninterrupted
+//! search.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,7 +21,8 @@ const FORMAT: u32 = 2;
 /// Maximum size of a journal's file.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Parameters of a measurement. They also identify the result: a search measures nothing twice.
+/// Parameters of a measurement. They also identify the result, because a search measures nothing
+/// twice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct SliceKey {
     /// Part of the search.

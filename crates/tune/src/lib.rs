@@ -123,7 +123,7 @@ pub struct TuneArgs {
 pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     check(args)?;
     let subject = TuneSubject::open(&args.model, env)?;
-    // An interrupt ends a conversion at once: there is nothing to keep yet.
+    // An interrupt ends a conversion at once, because there is nothing to keep yet.
     handle_interrupts();
     let cores = loadgen::machine::cores();
     let watch = NoiseWatch::start();

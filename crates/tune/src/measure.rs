@@ -195,7 +195,7 @@ impl<'a> Servers<'a> {
                 Err(error) => return Err(error),
             }
         }
-        // The first runs of a session are slow: they set up its memory.
+        // The first runs of a session are slow, because they set up its memory.
         let first = !self.requests.is_empty() && !std::mem::replace(&mut served.exercised, true);
         let name = served.name.clone();
         if first {

@@ -1,5 +1,5 @@
-//! Strategies of measuring: climbing to the best number of clients of a point, and measuring many
-//! points in turn.
+//! Strategies of measuring. One climbs to the best number of clients of a point, and the other
+//! measures many points in turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,8 +35,8 @@ struct ProbeBlock {
 }
 
 /// Corrects the throughput of each block for the speed of the reference meanwhile. That speed is
-/// the median of the reference's measurements around the block and around its neighbours, because a
-/// single one is as noisy as any other slice.
+/// the median of the reference's measurements around the block and around its neighbours. A single
+/// one is as noisy as any other slice.
 fn leveled(blocks: Vec<ProbeBlock>) -> Readings {
     let references: Vec<[f64; 2]> = blocks.iter().map(|block| block.references).collect();
     let overall = median(references.iter().flatten().copied());
@@ -202,9 +202,9 @@ impl Prober<'_, '_> {
         Ok(leveled(blocks))
     }
 
-    /// Measures every point at its numbers of clients, all of them in each of at most `passes`
-    /// passes (A B C, then C A B, ...), until `until_s` seconds are spent. A pass that the budget
-    /// cuts short counts only if it is the first.
+    /// Measures every point at its numbers of clients, until `until_s` seconds are spent. Each of
+    /// at most `passes` passes measures all of them (A B C, then C A B, ...). A pass that the
+    /// budget cuts short counts only if it is the first.
     pub(super) fn interleave(
         &mut self,
         stage: &str,

@@ -108,13 +108,14 @@ impl<'a> TuneSummary<'a> {
             .chain(self.grid.into_iter().flat_map(|grid| [&grid.sweep, &grid.duel]))
     }
 
-    /// Returns the search's choice as last measured: beside the grid's best if there was a grid.
+    /// Returns the search's choice as last measured. If there was a grid, that is beside the grid's
+    /// best.
     fn chosen(&self) -> &'a ScoredTunePoint {
         self.grid.map_or(&self.found.best, |grid| &grid.found)
     }
 
-    /// Returns the grid's best point, and the share of its result that the search's choice reached:
-    /// of throughput if both are within the target, of latency if neither is.
+    /// Returns the grid's best point, and the share of its result that the search's choice reached.
+    /// It is the share of throughput if both are within the target, and of latency if neither is.
     fn verdict(&self) -> Option<(&'a ScoredTunePoint, f64)> {
         let best = self.grid?.duel.points.first()?;
         let own = self.chosen();

@@ -1,18 +1,19 @@
 //! Successive halving over the grid.
 //!
 //! All candidates are measured briefly, the better half is kept and measured for twice as long, and
-//! so on until few are left. Each rung costs the same, most of the budget goes to candidates that
-//! may win, and a grid of n points costs log2(n) rungs and not n long measurements. If longer
+//! so on until few are left. Each rung costs the same, and most of the budget goes to candidates
+//! that may win. A grid of n points costs log2(n) rungs and not n long measurements. If longer
 //! measurements only make the throughput of a point more exact, this finds the best one with high
-//! probability: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
-//! Optimization", AISTATS 2016 (the method itself is Karnin, Koren and Somekh's, ICML 2013).
+//! probability. The proof is in Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and
+//! Hyperparameter Optimization", AISTATS 2016. The method itself is Karnin, Koren and Somekh's,
+//! ICML 2013.
 //!
 //! Three things differ from the book. A machine's speed drifts, so no candidate is measured in one
-//! piece: every rung goes through all of its candidates several times and medians of levelled
-//! throughput are compared (see [`super::score::level`]). A point has a throughput for each number
-//! of clients, so a rung tries numbers around the best one of the rung before. And neighbours on
-//! the grid are similar: if the first rung had no time for the whole grid, the neighbours of its
-//! best join the next ones.
+//! piece. Every rung goes through all of its candidates several times, and compares medians of
+//! levelled throughput (see [`super::score::level`]). A point has a throughput for each number of
+//! clients, so a rung tries numbers around the best one of the rung before. Neighbours on the grid
+//! are similar. If the first rung had no time for the whole grid, the neighbours of its best join
+//! the next ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,8 +36,8 @@ const SLICE_MIN: Duration = Duration::from_millis(100);
 const SLICE_MAX: Duration = Duration::from_secs(1);
 /// Minimum length of a slice in answers to a single client.
 const SLICE_ANSWERS: f64 = 8.0;
-/// Cost of a slice in seconds beside its own time: connecting, warming up, waiting for the last
-/// answers.
+/// Cost of a slice in seconds beside its own time. It is spent on connecting, warming up and
+/// waiting for the last answers.
 const OVERHEAD_S: f64 = 0.1;
 /// Slices of a candidate on the first rung: mean and maximum.
 const STEPS_MEAN: f64 = 2.5;
@@ -52,8 +53,8 @@ const PASSES_MAX: usize = 9;
 /// Share by which a percentile may exceed the target on the first rung. It halves on each further
 /// one. A short slice holds few requests, and a dropped point does not come back.
 const LENIENCE: f64 = 0.25;
-/// Rungs after which no point joins; number of best points whose neighbours join; maximum number of
-/// points that join.
+/// Limits of the points that join later. They are the rungs after which no point joins, the number
+/// of best points whose neighbours join, and the maximum number of points that join.
 const JOIN_RUNGS: usize = 2;
 const JOIN_BEST: usize = 3;
 const JOIN_MAX: usize = 12;
@@ -191,8 +192,8 @@ impl PointSearch<'_, '_, '_> {
         rungs_for(candidates).max(1) + usize::from(candidates < self.grid.len())
     }
 
-    /// Returns as much of the grid as the first rung can measure in its time: the defaults, and a
-    /// random choice of the others.
+    /// Returns as much of the grid as the first rung can measure in its time. That is the defaults,
+    /// and a random choice of the others.
     fn candidates(&self, rungs_s: f64, slice: Duration) -> Vec<TunePoint> {
         let each = STEPS_MEAN * (slice.as_secs_f64() + OVERHEAD_S);
         let fits = |&count: &usize| count as f64 * each <= rungs_s / self.rungs(count) as f64;
@@ -252,8 +253,8 @@ impl PointSearch<'_, '_, '_> {
         self.prober.sweep(name, &points, (reference, busy), slice, STEPS_MAX)
     }
 
-    /// Measures a further rung: fewer candidates in the same time, so each for longer. Returns the
-    /// length of a slice too.
+    /// Measures a further rung. It has fewer candidates in the same time, so it measures each for
+    /// longer. Returns the length of a slice too.
     fn next(
         &mut self,
         name: &str,
@@ -275,7 +276,9 @@ impl PointSearch<'_, '_, '_> {
         Ok((self.prober.interleave(name, &points, PASSES_MAX, time, until_s)?, time))
     }
 
-    /// Compares the best few and the default at all numbers of clients that matter for any of them.
+    /// Runs the final rung. It compares the best points of `standing` and the default, with slices
+    /// of about `slice`. Each point is measured at all numbers of clients around the best number of
+    /// any of them.
     fn last(&mut self, standing: &[ScoredTunePoint], slice: Duration) -> Result<Rung> {
         let name = "final".to_owned();
         let mut points: Vec<TunePoint> = standing.iter().map(|scored| scored.point).collect();

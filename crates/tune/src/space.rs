@@ -75,8 +75,8 @@ impl fmt::Display for TunePoint {
     }
 }
 
-/// Returns all points for `cores` cores and a target of `target`; without batches if `batched` is
-/// false. The two defaults of a server come first.
+/// Returns all points for `cores` cores and a target of `target`. Leaves out batches if `batched`
+/// is false. The two defaults of a server come first.
 pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<TunePoint> {
     let cores = cores.max(1);
     let mut points = vec![TunePoint::sync(cores, 1)];
@@ -100,8 +100,8 @@ pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<TunePoi
     points
 }
 
-/// Returns the points of `grid` that are one step away from `point` in one direction: half or twice
-/// the batch or the threads, the next linger.
+/// Returns the points of `grid` that are one step away from `point` in one direction. A step is
+/// half or twice the batch or the threads, or the next linger.
 pub(super) fn neighbours(point: &TunePoint, grid: &[TunePoint]) -> Vec<TunePoint> {
     let steps = |a: usize, b: usize| a.max(b) as f64 / a.min(b).max(1) as f64;
     let delay = |us: u64| DELAYS_US.iter().position(|&own| own == us).unwrap_or(0);

@@ -15,10 +15,10 @@ use loadgen::BenchEnv;
 use loadgen::cache::{self, TemporaryDir, disk_bytes};
 use loadgen::disk_space::check_space;
 
-/// Keys of the model's own settings that choose the served versions; "versions" is another name
-/// of "policy". A point serves the newest version in any case, without golden requests, whose file
+/// Keys of the model's own settings that choose the served versions. "versions" is another name of
+/// "policy". A point serves the newest version in any case, without golden requests, whose file
 /// lies beside the model's own settings. It does so without the server's own warm-up, whose runs
-/// are spaced out: points get requests before they are measured.
+/// are spaced out. Points get requests before they are measured.
 const NOT_FOR_POINTS: [&str; 5] = ["policy", "versions", "transition", "labels", "rollout"];
 
 /// A model's directory.
@@ -52,7 +52,7 @@ impl TuneSubject {
     /// the conversion.
     pub(super) fn open(given: &str, env: &BenchEnv) -> Result<TuneSubject> {
         let (name, dir) = match given.split_once('=') {
-            // A path may hold "=" too: only a valid name counts as one.
+            // A path may hold "=" too, so only a valid name counts as one.
             Some((name, dir)) if !name.contains('/') => (Some(name.to_owned()), Path::new(dir)),
             _ => (None, Path::new(given)),
         };
@@ -110,8 +110,9 @@ impl TuneSubject {
     }
 }
 
-/// Returns the time at which a version was written: that of its manifest, or of the newest file
-/// if it has none. A converted copy is new in each run, so its time is no property of the version.
+/// Returns the time at which a version was written. It is that of its manifest, or of the newest
+/// file if it has none. A converted copy is new in each run, so its time is no property of the
+/// version.
 fn written(version: &Path) -> Option<SystemTime> {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     modified(&version.join(MANIFEST_NAME)).or_else(|| {
@@ -137,7 +138,7 @@ fn newest(dir: &Path) -> Result<Option<(VersionNumber, PathBuf)>> {
 /// End of the names of directories with a converted copy, after "tune-" and the process's id.
 const CONVERTED: &str = "-converted";
 
-/// Returns `version` itself, or a converted copy in the cache: a server would convert it once for
+/// Returns `version` itself, or a converted copy in the cache. A server would convert it once for
 /// every point.
 fn mappable(
     dir: &Path,

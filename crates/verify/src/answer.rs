@@ -39,7 +39,7 @@ impl RecordedMethod {
     }
 
     /// Decodes an answer into tensors in a fixed order. Classes are one list of labels and one of
-    /// scores, with the number of classes of each example; values of a regression are one list.
+    /// scores, with the number of classes of each example. Values of a regression are one list.
     ///
     /// # Errors
     /// `DataLoss` if `answer` is not a message of this method.

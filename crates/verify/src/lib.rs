@@ -63,7 +63,7 @@ pub struct VerifyPlan {
 /// Compares and measures.
 ///
 /// # Errors
-/// Errors of the files; `InvalidArgument` if they hold no request; `Unavailable` if a server cannot
+/// Errors of the files. `InvalidArgument` if they hold no request. `Unavailable` if a server cannot
 /// be reached.
 pub fn verify(plan: &VerifyPlan) -> Result<ComparisonReport> {
     let records = RecordedCalls::read(&plan.requests, plan.model.as_deref())?;

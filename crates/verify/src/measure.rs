@@ -18,7 +18,7 @@ use crate::{NAMES, VerifyPlan};
 
 /// Part of a round that is not counted, while connections and caches get warm.
 const WARM_UP_PART: u32 = 10;
-/// Seed of the gaps of the open loop: both servers get the same.
+/// Seed of the gaps of the open loop. Both servers get the same.
 const SEED: u64 = 31;
 
 /// Measures both servers, one after the other in each of `rounds`. Sends the requests that both
@@ -66,7 +66,7 @@ struct MethodLoad {
     shots: Arc<[Bytes]>,
     /// One for each server.
     judges: [Arc<dyn Judge>; 2],
-    /// Time on one server in a round: the method's share by number of requests.
+    /// Time on one server in a round. It is the method's share by number of requests.
     duration: Duration,
 }
 
@@ -106,7 +106,8 @@ impl MethodLoad {
     }
 }
 
-/// Adds the counts of a round. The times follow each other.
+/// Adds the counts of a round to `total`, as if the round followed the earlier rounds without a
+/// gap.
 fn add(total: &mut TallyCounts, round: &TallyCounts) {
     total.latencies.add(&round.latencies);
     total.faults.add(&round.faults);

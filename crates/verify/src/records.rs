@@ -25,8 +25,8 @@ const REQUESTS_MAX: usize = 100_000;
 #[derive(Default)]
 pub(crate) struct RecordedCalls {
     pub(crate) calls: Vec<RecordedCall>,
-    /// Records without a request that can be compared: runs of a session, streams, and requests
-    /// that had failed when they were logged.
+    /// Records without a request that can be compared. They are runs of a session, streams, and
+    /// requests that had failed when they were logged.
     pub(crate) skipped: usize,
 }
 

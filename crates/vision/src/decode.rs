@@ -2,8 +2,8 @@
 //!
 //! The format is detected from the bytes, never from a name. The header's claims are checked before
 //! a pixel is allocated, so a small file cannot cause the allocation of gigabytes. A file that ends
-//! early is refused and not filled up with grey: a search with half of an image would find wrong
-//! images.
+//! early is refused and not filled up with grey, because a search with half of an image would find
+//! wrong images.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,7 +44,7 @@ pub struct Decoded {
 ///
 /// # Errors
 /// `InvalidArgument` if the bytes are not such a file, are damaged, end early, or use an
-/// unsupported feature; `TooLarge` if the header announces more than `limits`, before anything is
+/// unsupported feature. `TooLarge` if the header announces more than `limits`, before anything is
 /// allocated.
 ///
 /// # Example: a file within the limits, and beyond them
@@ -95,7 +95,7 @@ impl NistImage<'_> {
 
 /// Runs a decoder and turns its image upright.
 fn guarded(decoder: impl FnOnce() -> Result<DecodedFile>) -> Result<Decoded> {
-    // The decoders are meant for foreign bytes and do not panic by design. A panic refuses the
+    // The decoders are made for foreign bytes and do not panic by design. A panic refuses the
     // image.
     let decoded = catch_unwind(AssertUnwindSafe(decoder));
     let decoded = decoded.unwrap_or_else(|_| Err(Error::invalid("this image is damaged")))?;

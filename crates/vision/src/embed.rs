@@ -131,8 +131,8 @@ impl Preprocess {
     }
 
     /// Returns an upper bound of the bytes that [`Preprocess::write`] allocates for an image of
-    /// these sides or of the turned image. A wide image needs far more than its pixels: its rows
-    /// are scaled first.
+    /// these sides or of the turned image. A wide image needs far more than its pixels, because its
+    /// rows are scaled first.
     pub fn work_bytes(&self, width: u32, height: u32) -> u64 {
         let of_image = |width: u32, height: u32| {
             let fitted = self.fitted_size(width, height);

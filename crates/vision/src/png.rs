@@ -36,7 +36,8 @@ pub(crate) fn essential(file: &[u8]) -> Cow<'_, [u8]> {
         }
         if is_moved || !(kind[0].is_ascii_uppercase() || &kind == b"tRNS" || exif) {
             if from == 0 {
-                // At once: a growing copy would take more memory than the header announces.
+                // Allocated at once, because a growing copy would take more memory than the header
+                // announces.
                 kept.reserve_exact(file.len());
             }
             kept.extend_from_slice(file.get(from..at).unwrap_or_default());
@@ -50,7 +51,7 @@ pub(crate) fn essential(file: &[u8]) -> Cow<'_, [u8]> {
     kept.extend_from_slice(file.get(from..).unwrap_or_default());
     if let Some(at) = pixels_at.filter(|_| !late_exif.is_empty()) {
         kept.extend_from_slice(late_exif);
-        // In place: a copy of the pixels is not in the bound of the memory.
+        // Done in place, because a copy of the pixels is not in the bound of the memory.
         if let Some(pixels_and_exif) = kept.get_mut(at..) {
             pixels_and_exif.rotate_right(late_exif.len());
         }

@@ -21,7 +21,7 @@ const VALUE_BYTES: u64 = 48;
 /// Maximum directory entries that are read.
 const ENTRIES_MAX: u64 = 65_535;
 /// Maximum bytes of all JPEG strips with their tables, as a multiple of the bytes of the file. More
-/// strips overlap: a small file could keep a thread busy for hours.
+/// strips overlap, so a small file could keep a thread busy for hours.
 const STRIP_BYTES_FACTOR: u64 = 16;
 /// Maximum pixels of all JPEG strips, as a multiple of those of the largest image. Tiles at the
 /// edges are larger than their part of the image, and each colour may have strips of its own.
@@ -31,7 +31,7 @@ const STRIP_PIXELS_FACTOR: u64 = 8;
 ///
 /// # Errors
 /// `InvalidArgument` if the directory or a value of it lies outside the file, a JPEG strip is
-/// damaged, or the page is a thumbnail of another one; `TooLarge` if a JPEG strip announces more
+/// damaged, or the page is a thumbnail of another one. `TooLarge` if a JPEG strip announces more
 /// than `limits`, if all strips together are far larger than the file or the largest image, or if a
 /// tag has too many values.
 pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
@@ -271,7 +271,7 @@ fn check_planes(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<()> {
     Ok(())
 }
 
-/// Returns a palette file with its pixels called grey: the decoder refuses palettes and keeps the
+/// Returns a palette file with its pixels called grey. The decoder refuses palettes, and keeps the
 /// numbers of grey pixels. `None` for any other file.
 fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
     const PHOTOMETRIC: u16 = 262;

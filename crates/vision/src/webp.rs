@@ -42,8 +42,8 @@ pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
     Some(data.strip_prefix(EXIF_START).unwrap_or(data))
 }
 
-/// Reads size and coding. `None` if a frame is larger than its canvas: the decoder would allocate
-/// the frame first.
+/// Reads size and coding. `None` if a frame is larger than its canvas, because the decoder would
+/// allocate the frame first.
 pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
     let RiffChunk { kind, data } = chunks(file).next()?;
     let partitions = PARTITION_BYTES + 2 * file.len() as u64;

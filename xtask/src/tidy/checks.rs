@@ -76,8 +76,8 @@ pub(crate) fn lints(krate: &str, manifest: &toml::Table) -> Vec<Complaint> {
         .collect()
 }
 
-/// Compares `doctest` of a crate with its sources: `cargo test --doc` reads a whole crate before it
-/// finds no example.
+/// Compares `doctest` of a crate with its sources, because `cargo test --doc` reads a whole crate
+/// before it finds no example.
 pub(crate) fn doc_tests(krate: &str, manifest: &toml::Table, has_examples: bool) -> Vec<Complaint> {
     let setting = manifest.get("lib").and_then(|lib| lib.get("doctest")?.as_bool());
     let text = match (has_examples, setting) {
@@ -203,8 +203,8 @@ pub(crate) fn module_lists(files: &[SourceFile]) -> Vec<Complaint> {
 
 fn unsafe_fence(path: &str, masked: &str) -> Vec<Complaint> {
     let named = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
-    // The fuzz targets count allocations, which takes an allocator of their own: that one file may
-    // hold unsafe.
+    // The fuzz targets count allocations, which takes an allocator of their own. For this reason
+    // one file may hold unsafe code.
     let krate = named.unwrap_or(if path == "fuzz/src/memory.rs" { "fuzz" } else { "xtask" });
     if rules::may_hold_unsafe(krate) {
         return Vec::new();

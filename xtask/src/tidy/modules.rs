@@ -1,8 +1,8 @@
 //! Rings of modules: groups of modules of one crate that reach each other.
 //!
 //! A module is a file. An edge goes from the file that names a path to the deepest module on that
-//! path. Edges from a module to one of its ancestors do not count: a child may use what its parent
-//! defines. Groups are strongly connected components (Tarjan 1972).
+//! path. Edges from a module to one of its ancestors do not count, because a child may use the
+//! items of its parent. Groups are strongly connected components (Tarjan 1972).
 
 use std::collections::{BTreeMap, BTreeSet};
 

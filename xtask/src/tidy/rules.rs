@@ -340,8 +340,8 @@ pub(crate) fn is_conformance(path: &str) -> bool {
     path.contains("/src/conformance")
 }
 
-/// Host names of package registries. No file may contain them: the machine's settings choose the
-/// registry. Each is in two halves, so that this file passes its own rule.
+/// Host names of package registries. No file may contain them, because the machine's settings
+/// choose the registry. Each is in two halves, so that this file passes its own rule.
 pub(crate) const REGISTRY_HOSTS: &[(&str, &str)] = &[
     ("pypi", ".org"),
     ("pythonhosted", ".org"),

@@ -51,8 +51,8 @@ pub(crate) fn test_items(masked: &str) -> Vec<Range<usize>> {
     items
 }
 
-/// Returns every function with a body: its name and the byte range from `fn` to the closing brace,
-/// in masked text.
+/// Returns every function with a body. An entry has its name and the byte range from `fn` to the
+/// closing brace, in masked text.
 pub(crate) fn functions(masked: &str) -> Vec<(&str, Range<usize>)> {
     words(masked, "fn")
         .filter_map(|start| {

@@ -21,8 +21,8 @@ pub struct AdminRequest<'a> {
     pub caller: Caller<'a>,
 }
 
-/// An admin call that has begun. Its line is written when it ends; dropped without an outcome, the
-/// client has disconnected.
+/// An admin call that has begun. Its line is written when it ends. If it is dropped without an
+/// outcome, the client has disconnected.
 #[derive(Debug)]
 pub(super) struct AdminCall {
     key: Option<String>,

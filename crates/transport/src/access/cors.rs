@@ -52,7 +52,7 @@ impl CorsPolicy {
         }
     }
 
-    /// Returns true if the request's page is of a listed origin. `*` lists none: it lets pages use
+    /// Returns true if the request's page is of a listed origin. `*` lists none. It lets pages use
     /// the API, but does not make them the operator's.
     pub(super) fn lists(&self, headers: &HeaderMap) -> bool {
         let CorsPolicy::Listed(origins) = self else { return false };

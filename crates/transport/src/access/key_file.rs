@@ -1,7 +1,7 @@
 //! The file of keys.
 //!
-//! The file holds hashes, so that it does not show keys. A key has 256 random bits: its hash needs
-//! no salt and no slow function.
+//! The file holds hashes, so that it does not show keys. A key has 256 random bits, so its hash
+//! needs no salt and no slow function.
 
 use std::collections::HashSet;
 use std::path::Path;

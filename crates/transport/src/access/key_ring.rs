@@ -22,7 +22,8 @@ const API_KEY: &str = "--api-key";
 /// Name of the key of `--admin-key`.
 const ADMIN_KEY: &str = "--admin-key";
 
-/// Keys by hash. The time of a lookup may depend on the hash: that shows nothing of the key.
+/// Keys by hash. The time of a lookup may depend on the hash, because that shows nothing of the
+/// key.
 type KeyMap = HashMap<[u8; 32], Arc<AccessKey>>;
 
 /// Sources of a server's keys.

@@ -1,11 +1,11 @@
-//! Decides which requests a server accepts: by the host name they use, the page that sends them,
-//! their key, and the machine they come from.
+//! Decides which requests a server accepts. The host name that they use, the page that sends them,
+//! their key, and the machine they come from decide.
 //!
 //! A site can point its own name at this machine (DNS rebinding). Its pages then count as pages of
-//! this server, and a browser lets them send requests and read the answers; only the Host header
-//! shows where they come from. A server that only this machine reaches and that has no key
-//! therefore refuses every request under a name that another site may own. gRPC needs no such
-//! check: no page can speak it.
+//! this server. A browser lets them send requests and read the answers. Only the Host header shows
+//! where they come from. So a server that only this machine reaches and that has no key refuses
+//! every request under a name that another site may own. gRPC needs no such check, because no page
+//! can speak it.
 
 mod attempts;
 mod audit;
@@ -44,9 +44,9 @@ pub use self::role::{CollectionScope, KeyRole, Operation};
 pub use self::sessions::{SESSION_LIFETIME, SessionId};
 use crate::peer::Peer;
 
-/// Header in which browsers describe the page that sends a request; no page can change it.
+/// Header in which browsers describe the page that sends a request. No page can change it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// Headers that proxies add: a request with one of them comes from the proxy's client.
+/// Headers that proxies add. A request with one of them comes from the proxy's client.
 const FORWARDED: [HeaderName; 4] = [
     header::FORWARDED,
     HeaderName::from_static("x-forwarded-for"),
@@ -81,7 +81,7 @@ pub struct AccessPolicy {
     pub metrics: Arc<Metrics>,
 }
 
-/// The parts of a request that show who sends it.
+/// The parts of a request that identify its sender.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
     /// Client of the connection.
@@ -319,7 +319,7 @@ impl AccessPolicy {
 
     /// Refuses a browser whose page is not this server's. If admin calls come from this machine
     /// only, the page must have been opened under a name that no other site can own. The origins of
-    /// [`CorsPolicy`] do not count: they use the API, and do not administer the server.
+    /// [`CorsPolicy`] do not count, because they use the API and do not administer the server.
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
@@ -406,8 +406,8 @@ pub fn check_same_site(headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// Returns host and port of an origin; `None` for "null" and any other text that is not the origin
-/// of a page.
+/// Returns host and port of an origin. Returns `None` for "null" and any other text that is not the
+/// origin of a page.
 fn authority(origin: &str) -> Option<&str> {
     origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))
 }

@@ -26,7 +26,7 @@ const COLLECTIONS_MAX: usize = 256;
 const SUBJECT_CHARS_MAX: usize = 64;
 /// Difference of the clocks of signer and server.
 const CLOCK_LEEWAY: Duration = Duration::from_secs(30);
-/// Claims that restrict nothing here: names for people, and fields for other receivers.
+/// Claims that restrict nothing here. They are names for people, and fields for other receivers.
 const IGNORED: [&str; 4] = ["iss", "aud", "iat", "jti"];
 
 #[derive(Deserialize)]
@@ -57,7 +57,7 @@ enum TokenAccess {
 }
 
 impl Default for TokenAccess {
-    /// Returns the access of a token without the claim: the rights of the key that signed the
+    /// Returns the access of a token without the claim. It is that of the key that signed the
     /// token, as in Qdrant.
     fn default() -> TokenAccess {
         TokenAccess::Global("m".to_owned())
@@ -134,8 +134,8 @@ impl TokenReader {
             .map_err(|_| refused("it is not signed with this server's API key"))
     }
 
-    /// Returns the rights of a valid token: those of Qdrant's claim `access`, and no models for
-    /// tokens that were made for collections.
+    /// Returns the rights of a valid token. They are those of Qdrant's claim `access`. Tokens that
+    /// were made for collections have no models.
     fn rights(&self, text: &str, claims: TokenClaims) -> Result<AccessKey> {
         claims.check_names()?;
         let subject = claims.subject.or(claims.sub).unwrap_or_default();

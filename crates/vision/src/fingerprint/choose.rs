@@ -13,13 +13,13 @@ const QUALITY_MIN: f32 = 0.12;
 /// Deviations, in cells, that smooth this share and the area in which it is enough.
 const SHARE: f32 = 2.0;
 const AREA: f32 = 3.0;
-/// Minimum contrast of a fingerprint: this share of the contrast of the better parts of the image,
-/// and this many steps of brightness.
+/// Minimum contrast of a fingerprint. It is this share of the contrast of the better parts of the
+/// image, and this many steps of brightness.
 const CONTRAST_SHARE: f32 = 0.25;
 const CONTRAST_MIN: f32 = 4.0;
 /// Percentile of contrast that stands for the better parts.
 const BETTER: usize = 85;
-/// Pixels from a minutia to the border of the area, where all lines end.
+/// Pixels from a minutia to the border of the area. All lines end at that border.
 const MARGIN: f32 = 6.0;
 /// Pixels ahead of a line's end at which ridges must continue.
 const AHEAD: f32 = 16.0;

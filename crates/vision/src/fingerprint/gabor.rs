@@ -1,5 +1,5 @@
-//! Gabor filters that pass ridges of one direction and one distance: a wave under a bell, as in
-//! Hong, Wan and Jain, "Fingerprint image enhancement" (1998).
+//! Gabor filters that pass ridges of one direction and one distance. A filter is a wave multiplied
+//! by a bell curve, as in Hong, Wan and Jain, "Fingerprint image enhancement" (1998).
 
 use std::f32::consts::{PI, TAU};
 use std::sync::LazyLock;
@@ -48,7 +48,8 @@ impl Bank {
         Bank { kernels: (0..ANGLES * PERIODS).map(kernel).collect() }
     }
 
-    /// Returns the filter for ridges at this angle, in half turns.
+    /// Returns the filter for ridges at `angle`, in half turns. `period` is the index of the ridge
+    /// distance, below [`PERIODS`].
     pub(super) fn kernel(&self, angle: f32, period: usize) -> &Kernel {
         let angle = (angle * ANGLES as f32 + 0.5) as usize % ANGLES;
         &self.kernels[angle * PERIODS + period.min(PERIODS - 1)]
@@ -88,7 +89,7 @@ impl Kernel {
 
     /// Returns the response at a position at least [`RADIUS`] inside the plane.
     pub(super) fn response(&self, plane: &Plane, x: usize, y: usize) -> f32 {
-        // Four sums: the compiler may not change the order of adding floats.
+        // Four sums, because the compiler may not change the order of adding floats.
         let mut sums = [0.0_f32; 4];
         for (row, weights) in self.weights.iter().enumerate() {
             let start = (y + row - RADIUS) * plane.width + x - RADIUS;

@@ -4,7 +4,7 @@
 //!    the scanned area is left out.
 //! 2. The structure tensor gives the direction of the ridges, a bank of filters their distance.
 //!    Filtered accordingly, ridges become waves, and most breaks and scratches close. This is done
-//!    twice: the second pass takes the directions from the first one's result.
+//!    twice. The second pass takes the directions from the first one's result.
 //! 3. The share of the variance that passes is the quality. Quality and contrast decide which parts
 //!    are fingerprint.
 //! 4. Ridges, and the valleys between them, are thinned to lines. The end of a ridge is an ending,
@@ -42,13 +42,13 @@ use thin::BinaryImage;
 ///
 /// Of the pairs of the same finger, 2.0 % stay below the value in the first two databases. In the
 /// six others, whose fingers were pressed, turned, dried and wetted on purpose, 12.6 % do.
-/// Extraction and matching are tuned on fingers 101 to 105 of all eight;
+/// Extraction and matching are tuned on fingers 101 to 105 of all eight.
 /// `docs/measurements/image-search.md` has the rates of each half.
 pub const ACCEPT: f32 = 200.0;
 /// Number of fingerprints up to which [`ACCEPT`] holds for a search among them.
 const ACCEPT_PRINTS: f32 = 1500.0;
-/// Growth of the score for ten times as many fingerprints: that of the highest score of another
-/// finger from 100,000 to a million prints, the mean of 640 searches
+/// Growth of the score for ten times as many fingerprints. It is that of the highest score of
+/// another finger from 100,000 to a million prints, as the mean of 640 searches
 /// (`docs/measurements/fingerprint-index.md`).
 const ACCEPT_GROWTH: f32 = 20.0;
 
@@ -68,11 +68,11 @@ const RESOLUTION: f32 = 500.0;
 /// Resolutions of images that are accepted, in dots per inch.
 const RESOLUTION_MIN: f32 = 100.0;
 const RESOLUTION_MAX: f32 = 2_500.0;
-/// Sides of an image at 500 dots per inch: fewer than three ridges are not a fingerprint, and
+/// Sides of an image at 500 dots per inch. Fewer than three ridges are not a fingerprint, and
 /// coordinates have 15 bits.
 const SIDE_MIN: f32 = 32.0;
 const SIDE_MAX: f32 = 16_000.0;
-/// Maximum pixels at 500 dots per inch: four fingers side by side have two and a half million. As
+/// Maximum pixels at 500 dots per inch. Four fingers side by side have two and a half million. As
 /// many need 150 MB and less than 2 s of a core.
 const PIXELS_MAX: f32 = 4e6;
 
@@ -95,15 +95,15 @@ pub struct Extraction {
     /// Minutiae, the best first, at 500 dots per inch, without descriptors. Empty if there is no
     /// fingerprint.
     pub graph: Graph,
-    /// Quality, 0 to 255, of each square of 4 by 4 pixels at 500 dots per inch, row by row: the
-    /// share of the variance that is ridges, 0 outside of the fingerprint.
+    /// Quality, 0 to 255, of each square of 4 by 4 pixels at 500 dots per inch, row by row. It is
+    /// the share of the variance that is ridges, and 0 outside of the fingerprint.
     pub quality: Vec<u8>,
 }
 
 impl Extraction {
-    /// Returns the quality of the print, 0 to 100: the mean quality of its area, less if the area
-    /// or the minutiae are too few to identify a finger. The measure is simple and our own, not
-    /// NFIQ 2.
+    /// Returns the quality of the print, 0 to 100. It is the mean quality of its area, less if the
+    /// area or the minutiae are too few to identify a finger. The measure is simple and our own,
+    /// not NFIQ 2.
     #[must_use]
     pub fn score(&self) -> u8 {
         let inside = self.quality.iter().filter(|&&quality| quality > 0);
@@ -119,8 +119,8 @@ impl Extraction {
     }
 }
 
-/// Mean quality, area in pixels, and minutiae from which a print cannot get better: a clear print
-/// of about 10 by 10 mm.
+/// Mean quality, area in pixels, and minutiae from which a print cannot get better. They are those
+/// of a clear print of about 10 by 10 mm.
 const QUALITY_FULL: f32 = 0.5;
 const AREA_FULL: f32 = 40_000.0;
 const MINUTIAE_FULL: f32 = 24.0;
@@ -132,8 +132,8 @@ const SCANNED_BYTES: u64 = 16;
 /// Bytes per pixel at 500 dots per inch: planes that are evened and filtered twice, and lines.
 const PLANE_BYTES: u64 = 80;
 
-/// Returns an upper bound of the bytes that [`minutiae`] allocates at once for a scan of 250 to
-/// 1,200 dots per inch, by its columns, rows and resolution.
+/// Returns an upper bound of the bytes that [`minutiae`] allocates at once. `width` and `height`
+/// are the pixels of a scan of 250 to 1,200 dots per inch.
 #[must_use]
 pub fn work_bytes(width: u32, height: u32, options: &MinutiaeOptions) -> u64 {
     let pixels = u64::from(width) * u64::from(height);
@@ -149,8 +149,8 @@ pub fn work_bytes(width: u32, height: u32, options: &MinutiaeOptions) -> u64 {
 /// Finds the minutiae of an image with dark ridges.
 ///
 /// # Errors
-/// `InvalidArgument` if the resolution is implausible, the pixels are not width times height, or
-/// the image at 500 dots per inch is too small or too large for a fingerprint.
+/// `InvalidArgument` if the resolution is implausible or the pixels are not width times height.
+/// Also if the image at 500 dots per inch is too small or too large for a fingerprint.
 pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
     let plane = Plane::scaled(image, factor(image, options)?);
     let (even, contrast) = evened(&plane, &PaddingMask::of(&plane));

@@ -25,9 +25,9 @@ impl PaddingMask {
     /// Finds the padding: the squares of constant cells. This is a morphological opening of the
     /// constant cells (Serra, "Image Analysis and Mathematical Morphology", 1982).
     ///
-    /// Constant areas that do not reach the border of the image count too, for example a saturated
-    /// wet part of the print: they show no ridges. 45 of the 640 images of the B sets of FVC2002
-    /// and FVC2004 have such areas.
+    /// Constant areas that do not reach the border of the image count too, because they show no
+    /// ridges. A saturated wet part of the print is an example. 45 of the 640 images of the B sets
+    /// of FVC2002 and FVC2004 have such areas.
     pub(super) fn of(image: &Plane) -> PaddingMask {
         let constant = constant_cells(image);
         let eroded = constant.neighbourhoods(|cells| cells.iter().all(|&cell| cell));

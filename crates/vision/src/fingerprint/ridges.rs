@@ -6,10 +6,10 @@ use super::gabor::{Bank, PERIODS, RADIUS};
 use super::padding::PaddingMask;
 use super::plane::Plane;
 
-/// Side of a cell in pixels; each cell has a direction, a distance and a quality.
+/// Side of a cell in pixels. Each cell has a direction, a distance and a quality.
 pub(super) const CELL: usize = 4;
 
-/// Deviation in pixels of the window that evens brightness and contrast: somewhat more than a
+/// Deviation in pixels of the window that evens brightness and contrast. It is somewhat more than a
 /// ridge.
 const EVEN: f32 = 10.0;
 /// Steps of brightness that count as noise and are not amplified.
@@ -39,7 +39,8 @@ pub(super) fn evened(image: &Plane, mask: &PaddingMask) -> (Plane, Plane) {
     (even, contrast)
 }
 
-/// Direction of ridges per cell: the unit vector of twice the angle, shorter if it is uncertain.
+/// Direction of ridges per cell, as the unit vector of twice the angle. The vector is shorter if
+/// the direction is uncertain.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     pub(super) cos: Plane,
@@ -47,7 +48,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Averages the directions across the gradients as the structure tensor: gradients on the two
+    /// Averages the directions across the gradients as the structure tensor. Gradients on the two
     /// sides of a ridge are opposite, but twice their angles are equal (Kass and Witkin, "Analyzing
     /// oriented patterns", 1987). The second smoothing weighs by coherence, so a scratch counts
     /// less than the ridges around it.
@@ -80,8 +81,8 @@ impl Flow {
     }
 }
 
-/// Returns the ridge distance per cell, as a fractional index into the bank's distances: the one
-/// whose filter passes most in the neighbourhood. Only `wanted` cells are examined.
+/// Returns the ridge distance per cell, as a fractional index into the bank's distances. It is the
+/// distance whose filter passes most in the neighbourhood. Only `wanted` cells are examined.
 pub(super) fn distances(
     plane: &Plane,
     flow: &Flow,

@@ -78,8 +78,8 @@ impl BinaryImage {
     }
 }
 
-/// Returns a table by sets of neighbours: true if a pixel with this set is removed in the first (0)
-/// or second (1) half of a round.
+/// Returns a table by sets of neighbours. An entry is true if a pixel with this set is removed in
+/// the first (0) or second (1) half of a round.
 fn removable_table(half: usize) -> [bool; 256] {
     std::array::from_fn(|bits| {
         let bits = bits as u8;

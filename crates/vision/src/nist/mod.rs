@@ -39,9 +39,9 @@ pub enum NistCompression {
 pub struct NistImage<'a> {
     /// Type of the record: 4 or 14.
     pub record_type: u8,
-    /// Finger positions: 1 to 5 from the right thumb to the right little finger, 6 to 10 the same
-    /// of the left hand, 0 unknown, others as the standard numbers thumbs and slaps. Several if the
-    /// record names several.
+    /// Finger positions. 1 to 5 are the right thumb to the right little finger, 6 to 10 the same of
+    /// the left hand, and 0 is unknown. Others are as the standard numbers thumbs and slaps.
+    /// Several if the record names several.
     pub fingers: Vec<u8>,
     /// Columns, as the record states.
     pub width: u32,
@@ -105,8 +105,8 @@ fn no_images() -> Error {
 }
 
 impl NistImage<'_> {
-    /// Returns the finger of the image: 1 to 5 from the right thumb to the right little finger, 6
-    /// to 10 the same of the left hand. `None` if the record names no finger, or several.
+    /// Returns the finger of the image. 1 to 5 are the right thumb to the right little finger, and
+    /// 6 to 10 the same of the left hand. `None` if the record names no finger, or several.
     #[must_use]
     pub fn finger(&self) -> Option<u8> {
         match self.fingers[..] {

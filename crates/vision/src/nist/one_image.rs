@@ -18,9 +18,9 @@ const INDEX_AT: usize = 4;
 /// Start of a file, which the length follows.
 const START: &str = "1.001:";
 
-/// Returns the ANSI/NIST-ITL file of one image of the file `bytes`: the record of the image as it
-/// is, and a record of type 1 that lists it. Other records, such as those with names of persons,
-/// are left out.
+/// Returns the ANSI/NIST-ITL file of one image of the file `bytes`. It has the record of the image
+/// as it is, and a record of type 1 that lists it. Other records, such as those with names of
+/// persons, are left out.
 ///
 /// # Errors
 /// `InvalidArgument` if `bytes` are not such a file.

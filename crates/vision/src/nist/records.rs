@@ -80,7 +80,8 @@ impl<'a> Transaction<'a> {
     }
 }
 
-/// Reads the length of a record with tags, which its first field has.
+/// Reads the length in bytes of the record with tags at the start of `bytes`. Its first field,
+/// `TYPE.001`, states the length.
 fn tagged_length(bytes: &[u8], record_type: u8) -> Result<usize> {
     let head = bytes.get(..HEAD_BYTES_MAX).unwrap_or(bytes);
     let ended = head.iter().any(|byte| [FIELD_END, RECORD_END].contains(byte));

@@ -14,7 +14,7 @@ const TURNS: usize = 8;
 pub(super) const NUMBERS: usize = CELLS * CELLS * TURNS;
 /// Samples along each side of a cell.
 const SAMPLES: usize = 4;
-/// Samples along each side of the patch: half a cell more on either side counts in part.
+/// Samples along each side of the patch. Half a cell more on either side counts in part.
 const SIDE: usize = (CELLS + 1) * SAMPLES;
 /// Length of a cell in the keypoint's standard deviations (Lowe).
 const CELL: f32 = 3.0;

@@ -10,7 +10,7 @@ const RESPONSE_MIN: f32 = 0.004;
 const EDGE_RATIO: f32 = 10.0;
 /// Distance of extrema from the border, in pixels.
 const BORDER: usize = 5;
-/// Maximum extrema of one image before the best are chosen: noise has many.
+/// Maximum extrema of one image before the best are chosen, because noise has many.
 const EXTREMA_MAX: usize = 20_000;
 /// 2^(1/3).
 const STEP: f32 = 1.259_921;
@@ -23,13 +23,13 @@ pub(super) fn keypoints(space: &ScaleSpace, count: usize) -> Vec<Keypoint> {
     for (index, octave) in space.octaves.iter().enumerate() {
         extrema(index, octave, &mut found);
     }
-    // Stable: equal ones keep the order in which they were found.
+    // Stable, so equal ones keep the order in which they were found.
     found.sort_by(|a, b| b.response.total_cmp(&a.response));
     let size = space.octaves.first().and_then(|octave| octave.levels.first());
     size.map_or_else(Vec::new, |plane| spread(&found, plane, count))
 }
 
-/// Selects keypoints: half of them are the best of the whole image, the others the best of each
+/// Selects keypoints. Half of them are the best of the whole image. The others are the best of each
 /// cell in turn, so that a plain corner has some too.
 fn spread(found: &[Keypoint], plane: &BrightnessPlane, count: usize) -> Vec<Keypoint> {
     let side = plane.width.max(plane.height).div_ceil(CELLS).max(1);

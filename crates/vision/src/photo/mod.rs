@@ -2,13 +2,13 @@
 //! overdrawing.
 //!
 //! Points are extrema of the difference of Gaussians (Lowe, "Distinctive image features from
-//! scale-invariant keypoints", 2004), at their scale of strongest response and turned to their
-//! strongest gradient. A descriptor is 256 comparisons in a histogram of gradients around the
-//! point; two points are compared by the bits in which they differ. An image is first brought to
-//! one working size, so that its cost and its points do not depend on its stored size.
+//! scale-invariant keypoints", 2004). They are at their scale of strongest response, and are turned
+//! to their strongest gradient. A descriptor is 256 comparisons in a histogram of gradients around
+//! the point. Two points are compared by the bits in which they differ. An image is first brought
+//! to one working size, so that its cost and its points do not depend on its stored size.
 //!
 //! All arithmetic is single precision in a fixed order, without functions of the system's
-//! mathematics library: the same image gives the same graph on every machine.
+//! mathematics library. So the same image gives the same graph on every machine.
 
 mod describe;
 mod detect;
@@ -63,12 +63,12 @@ pub(crate) struct Keypoint {
     direction: f32,
 }
 
-/// Finds the keypoints of an image, at most 256, the most distinct first; none if it is flat or
-/// narrower than 16 pixels.
+/// Finds the keypoints of an image, at most 256, the most distinct first. Finds none if it is flat
+/// or narrower than 16 pixels.
 ///
-/// Positions are pixels of `image`, or of `image` scaled to a longer side of 16,000 if it is
-/// longer: the graph has that width and height. A vertex's kind is its scale: from 1 in eight steps
-/// to a doubling, in the graph's pixels.
+/// Positions are pixels of `image`. If its longer side has more than 16,000 pixels, they are pixels
+/// of `image` scaled to that. The graph has that width and height. A vertex's kind is its scale:
+/// from 1 in eight steps to a doubling, in the graph's pixels.
 #[must_use]
 pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
     let frame = GraphFrame::of(image, options);

@@ -1,6 +1,6 @@
 //! Functions whose last bits differ between systems' mathematics libraries.
 
-/// Returns e^-x for x of 0 to about 50: the limit of (1 - x/n)^n, with n of 2^20, in double
+/// Returns e^-x for x of 0 to about 50. It is the limit of (1 - x/n)^n, with n of 2^20, in double
 /// precision.
 pub(super) fn exp_minus(x: f32) -> f32 {
     let mut power = (1.0 - f64::from(x) / f64::from(1 << 20)).max(0.0);

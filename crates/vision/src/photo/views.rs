@@ -1,5 +1,5 @@
-//! Views of a photograph that is searched for: other readings of its pixels, for photographs that
-//! are not found as they are.
+//! Views of a photograph that is searched for. They are other readings of its pixels, for
+//! photographs that are not found as they are.
 //!
 //! - Coarse keypoints of the whole photograph. A photograph of a screen has a fine pattern and
 //!   noise. A small crop has more fine keypoints than the stored photograph could keep. Keypoints

@@ -62,8 +62,8 @@ fn is_misread(page: &mut Decoder<Cursor<&[u8]>>, colour: ColorType) -> bool {
     has_predictor && !is_planar && number(Tag::SamplesPerPixel) != colour.num_samples()
 }
 
-/// Returns a file of red, green, blue and one other sample with that sample called transparency:
-/// the decoder keeps all samples of such a page.
+/// Returns a file of red, green, blue and one other sample with that sample called transparency,
+/// because the decoder keeps all samples of such a page.
 ///
 /// # Errors
 /// `InvalidArgument` with the remedy for other pages.

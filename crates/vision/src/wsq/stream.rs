@@ -20,7 +20,7 @@ pub(super) mod marker {
     pub(crate) const RESTART_LAST: u8 = 0xb7;
 }
 
-/// Maximum bits of an incomplete code before a marker: the padding of the last byte.
+/// Maximum bits of an incomplete code before a marker. They are the padding of the last byte.
 const PADDING_BITS_MAX: u32 = 7;
 
 /// A marker and the bytes that belong to it, without their length.

@@ -4,7 +4,7 @@
 //! taken at every second position has its frequencies in reverse order. So the split of a right
 //! rectangle has its high-pass half on the left, and the split of a lower rectangle has it on top.
 
-/// Subbands of an image. The last four are never in a file: they are zero.
+/// Subbands of an image. The last four are never in a file, because they are zero.
 pub(super) const SUBBANDS: usize = 64;
 /// Subbands that may be in a file.
 pub(super) const SUBBANDS_CODED: usize = 60;
