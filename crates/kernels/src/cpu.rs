@@ -16,7 +16,7 @@ pub enum SimdLevel {
     Avx512 = 3,
 }
 
-/// The level in use; 0 before the first call of [`level`].
+/// The level in use, or 0 before the first call of [`level`].
 static IN_USE: AtomicU8 = AtomicU8::new(0);
 
 /// Returns the highest level that this processor and its operating system can run.

@@ -143,7 +143,7 @@ impl Catalog {
         route.ok_or_else(|| entry.missing(None))
     }
 
-    /// Returns the rollouts of `name`; `None` for an unknown model.
+    /// Returns the rollouts of `name`, or `None` for an unknown model.
     pub fn rollout(&self, name: &str) -> Option<RolloutReport> {
         let record = self.models.load().get(name)?.rollout.load_full();
         Some(record.report())
@@ -212,14 +212,14 @@ impl Catalog {
         names
     }
 
-    /// Returns the ready versions of `name`, lowest first; `None` for an unknown model.
+    /// Returns the ready versions of `name`, lowest first, or `None` for an unknown model.
     pub fn ready(&self, name: &str) -> Option<Vec<u64>> {
         let models = self.models.load();
         let ready = models.get(name)?.ready.load();
         Some(ready.versions.iter().map(|servable| servable.id.version).collect())
     }
 
-    /// Returns the status of `name`; `None` for an unknown model.
+    /// Returns the status of `name`, or `None` for an unknown model.
     pub fn status(&self, name: &str) -> Option<Arc<ModelStatus>> {
         self.models.load().get(name).map(|entry| entry.status.load_full())
     }

@@ -17,7 +17,7 @@ pub const LOAD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
 /// Versions on disk that should serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VersionPolicy {
-    /// The given number of versions with the highest numbers; 0 means 1.
+    /// The given number of versions with the highest numbers. 0 means 1.
     Latest(usize),
     /// Every version.
     All,
@@ -51,10 +51,10 @@ pub struct WarmupConfig {
     pub enabled: bool,
     /// Sizes of a dynamic first axis in generated requests.
     pub batch_sizes: Vec<usize>,
-    /// Runs of each request; `None` chooses a number that gives at least ten runs in all. If
+    /// Runs of each request. `None` chooses a number that gives at least ten runs in all. If
     /// requests change the model's state, it is 1.
     pub iterations: Option<u32>,
-    /// Axis sizes of generated requests by input name; -1 keeps the size of the signature.
+    /// Axis sizes of generated requests by input name. -1 keeps the size of the signature.
     pub dims: BTreeMap<String, Vec<i64>>,
     /// True if a load fails when the model refuses a generated request. Off by default, because
     /// generated values may break rules that the signature does not state.
@@ -265,16 +265,16 @@ pub struct LifecycleConfig {
     /// Maximum time of a load with its warm-up, and of a conversion before it. The version fails
     /// then. A thread that does not return from an engine is abandoned.
     pub load_timeout: Duration,
-    /// Bytes of the pool that are kept faulted in for an incoming version; `None` takes the size of
+    /// Bytes of the pool that are kept faulted in for an incoming version. `None` takes the size of
     /// the largest version.
     pub swap_reserve: Option<u64>,
     /// Directory of converted foreign versions while they serve.
     pub cache_dir: PathBuf,
     /// Program that converts foreign versions.
     pub converter: Converter,
-    /// File that keeps withdrawn versions over a restart; `None` forgets them.
+    /// File that keeps withdrawn versions over a restart. `None` forgets them.
     pub withdrawn_file: Option<PathBuf>,
-    /// File that keeps running rollouts over a restart; `None` forgets them.
+    /// File that keeps running rollouts over a restart. `None` forgets them.
     pub rollouts_file: Option<PathBuf>,
     /// Waits of new versions for their turn in the fleet.
     pub updates: UpdateConfig,

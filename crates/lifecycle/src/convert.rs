@@ -43,7 +43,7 @@ pub(crate) struct Cache {
 /// The directory of this run's conversions. It is opened once it can be used, because a full disk
 /// can get space and a disk can be mounted late.
 pub(crate) struct ConversionCache {
-    /// Directory of all runs; `None` if nothing is converted.
+    /// Directory of all runs, or `None` if nothing is converted.
     dir: Option<PathBuf>,
     opened: Arc<Mutex<Option<Arc<Cache>>>>,
 }

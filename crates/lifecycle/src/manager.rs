@@ -106,7 +106,7 @@ pub(crate) struct Manager {
     jobs: Sender<LoadJob>,
     free_loaders: usize,
     scans: ScanRequests,
-    /// Number of the last scan request that has been answered; `None` before the first scan.
+    /// Number of the last scan request that has been answered, or `None` before the first scan.
     answered: Option<u64>,
     waiters: Vec<AdminWaiter>,
     /// Models and roots, which the `source` thread reads at each scan.
@@ -114,7 +114,7 @@ pub(crate) struct Manager {
     reconfigurations: Vec<Reconfiguration>,
     prefault: Prefault,
     settled: Arc<Settled>,
-    /// Scan with which the first load begins; `None` until the directories have their first
+    /// Scan with which the first load begins, or `None` until the directories have their first
     /// content.
     first_scan: Option<u64>,
     /// Start of the first load.

@@ -145,7 +145,7 @@ pub(crate) struct ConvertedVersion {
 pub(crate) struct LoadJob {
     pub(crate) id: VersionId,
     pub(crate) dir: PathBuf,
-    /// Kind of a version without a manifest; `None` if there is a manifest.
+    /// Kind of a version without a manifest, or `None` if there is a manifest.
     pub(crate) kind: Option<ForeignKind>,
     pub(crate) fingerprint: Fingerprint,
     /// Conversion of an earlier try.

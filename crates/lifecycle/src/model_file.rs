@@ -123,8 +123,8 @@ pub fn check_model_settings(text: &str) -> Result<(), String> {
     ModelFile::parse(text).map(drop)
 }
 
-/// Returns the version policy in the text of a model's `millpond.toml`; `None` if it sets none or
-/// has a mistake.
+/// Returns the version policy in the text of a model's `millpond.toml`, or `None` if it sets none
+/// or has a mistake.
 pub fn version_policy(text: &str) -> Option<VersionPolicy> {
     ModelFile::parse(text).ok()?.version_policy()
 }
@@ -232,7 +232,7 @@ impl ModelFile {
         Ok(())
     }
 
-    /// Returns the version policy; `None` if the file sets none.
+    /// Returns the version policy, or `None` if the file sets none.
     fn version_policy(&self) -> Option<VersionPolicy> {
         Some(match self.policy.as_ref()? {
             PolicyText::Latest(count) => VersionPolicy::Latest(*count),
@@ -369,7 +369,7 @@ fn one_line(text: &str, error: &toml::de::Error) -> String {
 }
 
 /// Names the nearest key, or all keys, in place of the parser's "unknown field `polcy`, expected
-/// one of `policy`, ..."; `None` for any other message.
+/// one of `policy`, ...". Returns `None` for any other message.
 fn unknown_key(message: &str) -> Option<String> {
     let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
     let unknown = quoted.next()?;

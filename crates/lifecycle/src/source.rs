@@ -526,9 +526,9 @@ fn ignore_lowest(versions: &mut Vec<(u64, PathBuf)>, policy: &VersionPolicy) -> 
     all - versions.len()
 }
 
-/// Returns true if an entry is a directory or may be one; `None` if it vanished. Some file systems
-/// do not store the kind in the listing, and reading it can fail. The entry then counts as a
-/// version.
+/// Returns true if an entry is a directory or may be one. Returns `None` if it vanished. Some file
+/// systems do not store the kind in the listing, and reading it can fail. The entry then counts as
+/// a version.
 fn perhaps_directory(kind: std::io::Result<std::fs::FileType>) -> Option<bool> {
     match kind {
         Ok(kind) => Some(kind.is_dir() || kind.is_symlink()),

@@ -65,7 +65,7 @@ pub(crate) struct ScanPace {
 }
 
 impl ScanPace {
-    /// Returns the time to the next scan; `None` waits for a request. Further scans follow a
+    /// Returns the time to the next scan. `None` waits for a request. Further scans follow a
     /// request, because some versions count as complete only if two scans saw the same files.
     fn pause(&self, requested: Instant) -> Option<Duration> {
         let settled = self.settled.as_ref().is_some_and(|settled| settled.get());

@@ -56,7 +56,7 @@ impl std::fmt::Display for LifecycleState {
 pub enum UpdateStatus {
     /// The version waits for its turn.
     Waiting {
-        /// End of its part of the window; `None` if that has ended, and other processes load.
+        /// End of its part of the window, or `None` if that has ended, and other processes load.
         until: Option<SystemTime>,
     },
     /// The version did not load in another process of the fleet, so it is not loaded here.
@@ -79,9 +79,9 @@ pub struct VersionStatus {
     pub note: Option<String>,
     /// Error of its last load, if that failed and is tried again.
     pub retried: Option<String>,
-    /// Wait for its turn in the fleet; `None` if it does not wait. The reason describes it.
+    /// Wait for its turn in the fleet, or `None` if it does not wait. The reason describes it.
     pub update: Option<UpdateStatus>,
-    /// Bytes of its parameters in the pool; 0 while it is not loaded.
+    /// Bytes of its parameters in the pool, or 0 while it is not loaded.
     pub parameter_bytes: u64,
     /// Time at which it entered the state.
     pub since: SystemTime,
@@ -158,7 +158,7 @@ pub struct StateChange {
     pub model: Arc<str>,
     /// Number of the version: the name of its directory.
     pub version: u64,
-    /// Previous state; `None` for a version that was just discovered.
+    /// Previous state, or `None` for a version that was just discovered.
     pub from: Option<LifecycleState>,
     /// State after the change.
     pub to: LifecycleState,
@@ -322,7 +322,7 @@ pub enum LifecycleEvent {
     RootScanned {
         /// The directory.
         root: PathBuf,
-        /// Time of the scan; `None` once the directory is not configured any more.
+        /// Time of the scan, or `None` once the directory is not configured any more.
         at: Option<SystemTime>,
     },
     /// A store that a directory mirrors cannot be listed.

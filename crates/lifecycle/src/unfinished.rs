@@ -54,7 +54,7 @@ impl UnfinishedLoads {
         )))
     }
 
-    /// Returns why a version must not be loaded now; `None` if it may be.
+    /// Returns why a version must not be loaded now, or `None` if it may be.
     pub(crate) fn reason(&self, id: &VersionId) -> Option<String> {
         let loads = self.0.lock();
         let load = loads.iter().find(|load| load.id == *id && load.runs())?;

@@ -17,7 +17,7 @@ pub struct UpdateConfig {
     pub window: Duration,
     /// Name of this process, which no other process of the fleet has.
     pub process: Arc<str>,
-    /// Turns of the fleet; `None` loads a version at the end of its wait.
+    /// Turns of the fleet. `None` loads a version at the end of its wait.
     pub turns: Option<Arc<dyn UpdateTurns>>,
 }
 

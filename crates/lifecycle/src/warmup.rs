@@ -223,7 +223,7 @@ fn ends_warmup(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::DeadlineExceeded)
 }
 
-/// Joins notes to one; `None` if there are none.
+/// Joins notes to one. Returns `None` if there are none.
 fn joined(notes: Vec<String>) -> Option<String> {
     notes.into_iter().reduce(|all, next| format!("{all}; {next}"))
 }

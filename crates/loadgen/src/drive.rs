@@ -65,7 +65,7 @@ pub struct RequestSample {
     pub latency: Duration,
     /// Verdict on the answer.
     pub verdict: Judgement,
-    /// Version that answered; 0 if unknown.
+    /// Version that answered, or 0 if unknown.
     pub version: u64,
 }
 

@@ -75,7 +75,7 @@ impl ServerPlan {
     }
 }
 
-/// Ports of a server on 127.0.0.1; 0 is any.
+/// Ports of a server on 127.0.0.1. 0 is any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServerPorts {
     /// Port of the HTTP endpoints.

@@ -52,7 +52,7 @@ struct TentativePair {
 struct PairLink {
     /// Index of the tentative pair at the other end.
     to: u8,
-    /// Length in the record by length in the probe; 0 if the edges are not similar.
+    /// Length in the record by length in the probe, or 0 if the edges are not similar.
     scale: u32,
 }
 

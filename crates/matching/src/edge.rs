@@ -71,7 +71,7 @@ fn length(dx: i32, dy: i32) -> u16 {
     (quarters as u32).min(u32::from(LENGTH_MAX)) as u16
 }
 
-/// Returns the direction of (dx, dy), dy upwards, as an angle of 65536 steps; 0 for (0, 0).
+/// Returns the direction of (dx, dy), dy upwards, as an angle of 65536 steps, or 0 for (0, 0).
 ///
 /// For a quotient q in 0 to 1 the arc tangent is q(45° + (1 - q)(14.02° + 3.80° q)) within 0.1°
 /// (Rajan, Wang, Inkol and Joyal, "Efficient approximations for the arctangent function", 2006).

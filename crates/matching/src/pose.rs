@@ -52,8 +52,8 @@ pub(crate) struct PoseMatch {
 }
 
 impl Pose {
-    /// Returns the pose that lays `a` and `b` over each other; `None` if they are one position or
-    /// the scale is out of range.
+    /// Returns the pose that lays `a` and `b` over each other, or `None` if they are one position
+    /// or the scale is out of range.
     fn between(a: PointPair, b: PointPair) -> Option<Pose> {
         let (px, py) = minus(b.probe, a.probe);
         let (rx, ry) = minus(b.record, a.record);

@@ -155,7 +155,7 @@ fn vertex(x: f32, y: f32, direction: u8, kind: u8) -> Vertex {
     Vertex { x: x as i16, y: y as i16, direction, kind }
 }
 
-/// Returns a position at least `apart` pixels from `taken`; `None` if the graph is full.
+/// Returns a position at least `apart` pixels from `taken`, or `None` if the graph is full.
 fn free_place(
     random: &mut Random,
     taken: &[Vertex],

@@ -127,8 +127,8 @@ impl SlotMap {
         }
     }
 
-    /// Takes the lowest unbacked slot to fault in ahead of need, so that the memory lies together;
-    /// `None` if the budget is spent.
+    /// Takes the lowest unbacked slot to fault in ahead of need, so that the memory lies together.
+    /// Returns `None` if the budget is spent.
     pub(crate) fn begin_prefault(&mut self) -> Option<usize> {
         if self.committed() == self.committed_max {
             return None;

@@ -46,7 +46,7 @@ pub struct TraceLabels {
 pub struct RequestLabels {
     /// Model name; empty if the request named none that exists.
     pub model: Arc<str>,
-    /// Version that answered; 0 if none did.
+    /// Version that answered, or 0 if none did.
     pub version: u64,
     /// One of [`PROTOCOLS`].
     pub protocol: &'static str,

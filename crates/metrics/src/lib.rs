@@ -103,13 +103,13 @@ pub struct Metrics {
     pub pool_bytes: Family<KindLabels, LevelGauge>,
     /// Process: "rss", "heap_allocated", "heap_resident". All worker processes together: "workers".
     pub process_bytes: Family<KindLabels, LevelGauge>,
-    /// Cores that the control group's quota allows; 0 without a limit.
+    /// Cores that the control group's quota allows, or 0 without a limit.
     pub cpu_limit_cores: Gauge<f64, AtomicU64>,
     /// Time for which that quota stopped the control group's threads, summed over cores.
     pub cpu_throttled_seconds: SecondsGauge,
     /// 1 for the state each version is in.
     pub model_state: Family<StateLabels, LevelGauge>,
-    /// 1 for a version that failed; 0 once a newer version of its model serves.
+    /// 1 for a version that failed, or 0 once a newer version of its model serves.
     pub failed_version: Family<VersionLabels, LevelGauge>,
     /// Versions published in place of another.
     pub swaps: Family<ModelLabels, Counter>,

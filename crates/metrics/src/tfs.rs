@@ -187,7 +187,7 @@ impl Default for TfsMetrics {
     }
 }
 
-/// Returns the entry point of a protocol; `None` for a protocol of another server.
+/// Returns the entry point of a protocol, or `None` for a protocol of another server.
 fn entrypoint(protocol: &str) -> Option<&'static str> {
     match protocol {
         "tfs-grpc" => Some("GRPC"),

@@ -374,7 +374,7 @@ impl StoreCache {
         sum_of_files(&self.staging(model, version), &|file: &Metadata| file.blocks() * 512)
     }
 
-    /// Returns the bytes that are free on the disk for this user; `None` if it is not known.
+    /// Returns the bytes that are free on the disk for this user, or `None` if it is not known.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         let disk = rustix::fs::statvfs(&self.root).ok()?;
         Some(disk.f_bavail * disk.f_frsize)
@@ -437,7 +437,7 @@ fn file_record(path: &str) -> String {
     format!("file-{}", path.replace('%', "%25").replace('/', "%2F"))
 }
 
-/// Returns the path of the file that [`file_record`] got; `None` for the record of a version.
+/// Returns the path of the file that [`file_record`] got, or `None` for the record of a version.
 fn file_of_record(name: &str) -> Option<String> {
     let path = name.strip_prefix("file-")?;
     Some(path.replace("%2F", "/").replace("%25", "%"))

@@ -10,9 +10,9 @@ use crate::plan::{FetchEstimate, estimate};
 /// A tensor that only one of two versions has, or whose bytes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorChange<'a> {
-    /// The tensor in the first version; `None` if it was added.
+    /// The tensor in the first version, or `None` if it was added.
     pub before: Option<&'a TensorEntry>,
-    /// The tensor in the second version; `None` if it was removed.
+    /// The tensor in the second version, or `None` if it was removed.
     pub after: Option<&'a TensorEntry>,
     /// True if the first version has the new bytes under another name, so they are not fetched.
     pub is_known: bool,

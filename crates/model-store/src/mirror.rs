@@ -112,7 +112,7 @@ pub struct MirrorConfig {
     pub settle: Duration,
     /// Most bytes of all copies.
     pub bytes_max: u64,
-    /// Rate of fetching and copying in bytes per second; 0 is unlimited.
+    /// Rate of fetching and copying in bytes per second. 0 is unlimited.
     pub rate: u64,
 }
 

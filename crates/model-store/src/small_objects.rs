@@ -73,7 +73,7 @@ impl SmallObjects {
         }
     }
 
-    /// Reads an object of at most `bytes_max` bytes; `None` if it is not there.
+    /// Reads an object of at most `bytes_max` bytes. Returns `None` if it is not there.
     ///
     /// # Errors
     /// `DataLoss` for a larger object; the store's error.

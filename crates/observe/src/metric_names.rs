@@ -220,7 +220,7 @@ const TRITON: [TritonMetric; 6] = [
 /// Triton's reasons of failures.
 const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
 
-/// Returns Triton's reason for an outcome, one of [`STATUSES`]; `None` for a success.
+/// Returns Triton's reason for an outcome, one of [`STATUSES`], or `None` for a success.
 fn reason(status: &str) -> Option<&'static str> {
     match status {
         "ok" => None,

@@ -160,7 +160,7 @@ impl MetricsObserver {
     }
 }
 
-/// Returns the event for people; `None` if it is of no use to them.
+/// Returns the event for people, or `None` if it is of no use to them.
 fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
     let of = |kind, level, model: &Arc<str>, version: Option<u64>, text: &str| {
         Some(NewEvent { kind, level, model: Some(model.clone()), version, text: text.to_owned() })
@@ -214,8 +214,8 @@ fn for_people(event: &LifecycleEvent) -> Option<NewEvent> {
     }
 }
 
-/// Returns the event for people about the directory or the store of models; `None` if it is about
-/// something else.
+/// Returns the event for people about the directory or the store of models, or `None` if it is
+/// about something else.
 fn source_for_people(event: &LifecycleEvent) -> Option<NewEvent> {
     let warning = EventLevel::Warning;
     let (kind, level, model, text) = match event {

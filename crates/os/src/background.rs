@@ -96,7 +96,7 @@ pub struct StarvationWatch {
 }
 
 impl StarvationWatch {
-    /// Starts to watch; `None` if the kernel does not count the times of the thread.
+    /// Starts to watch. Returns `None` if the kernel does not count the times of the thread.
     pub fn new(stat: &SchedStat, limit: Duration) -> Option<StarvationWatch> {
         Some(StarvationWatch { start: stat.read()?, stat: stat.clone(), limit })
     }

@@ -58,7 +58,7 @@ fn parse(text: &str, ticks_per_second: f64, allowed: impl Fn(usize) -> bool) -> 
     (times.cores > 0).then_some(times)
 }
 
-/// Returns the cores that the calling thread may run on; `None` if the system refuses.
+/// Returns the cores that the calling thread may run on, or `None` if the system refuses.
 pub(crate) fn allowed_cores() -> Option<libc::cpu_set_t> {
     // SAFETY: an all-zero set is valid, and the call writes one struct of ours.
     unsafe {

@@ -40,7 +40,7 @@ pub struct CpuAccountUsage {
 /// The processor time of one caller, and its quota.
 #[derive(Debug)]
 pub struct CpuAccount {
-    /// Seconds of refill each second; `None` means no quota.
+    /// Seconds of refill each second. `None` means no quota.
     rate: Option<f64>,
     state: Mutex<CpuBalance>,
 }
@@ -70,7 +70,7 @@ impl CpuBalance {
 }
 
 impl CpuAccount {
-    /// Creates an account of `per_minute` seconds of processor time a minute; `None` means no
+    /// Creates an account of `per_minute` seconds of processor time a minute. `None` means no
     /// quota.
     pub fn new(per_minute: Option<f64>) -> Arc<CpuAccount> {
         let rate = per_minute.map(|seconds| seconds / 60.0);

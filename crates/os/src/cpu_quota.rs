@@ -22,7 +22,7 @@ pub struct CpuQuota {
 }
 
 impl CpuQuota {
-    /// Returns the limit of this process; `None` if there is none or it cannot be read.
+    /// Returns the limit of this process, or `None` if there is none or it cannot be read.
     pub fn of_this_process() -> Option<CpuQuota> {
         let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         CpuQuota::find(Path::new(control_group::ROOT), &membership)
@@ -68,7 +68,7 @@ fn cores(quota: &str, period: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
 
-/// Returns a figure of the group's cpu.stat; 0 if it is absent.
+/// Returns a figure of the group's cpu.stat, or 0 if it is absent.
 fn stat(group: &Path, name: &str) -> u64 {
     let text = read(group, "cpu.stat").unwrap_or_default();
     let line = |line: &str| line.strip_prefix(name)?.trim().parse().ok();

@@ -13,7 +13,7 @@ pub struct DiskSpace {
     pub free: u64,
     /// Bytes of the whole file system.
     pub total: u64,
-    /// Files that can still be created; `None` if their number has no limit.
+    /// Files that can still be created, or `None` if their number has no limit.
     pub files_free: Option<u64>,
 }
 

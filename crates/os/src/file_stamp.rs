@@ -14,7 +14,7 @@ pub struct FileStamp {
 }
 
 impl FileStamp {
-    /// Returns the stamp of `path`; `None` if it cannot be found.
+    /// Returns the stamp of `path`, or `None` if it cannot be found.
     #[must_use]
     pub fn of(path: &Path) -> Option<FileStamp> {
         FileStamp::read(path).ok()

@@ -38,7 +38,7 @@ mod imp {
 
     use super::JemallocStats;
 
-    /// Reads the figures; `None` if jemalloc is not the process's allocator.
+    /// Reads the figures. Returns `None` if jemalloc is not the process's allocator.
     pub fn stats() -> Option<JemallocStats> {
         if !serves_this_process() {
             return None;

@@ -80,7 +80,7 @@ pub fn limit_growth(more: u64) -> Result<()> {
     Err(Error::internal("the limit of memory cannot be set").caused_by(error))
 }
 
-/// Returns the resident memory of the process `pid` in bytes; `None` if it has ended.
+/// Returns the resident memory of the process `pid` in bytes, or `None` if it has ended.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     kib_field(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:")
 }
@@ -227,7 +227,7 @@ const VERSION_1: MemoryFiles = MemoryFiles {
     cache: "total_inactive_file ",
 };
 
-/// Returns a group's own limit, and the bytes that are left of it; `None` without a limit.
+/// Returns a group's own limit, and the bytes that are left of it, or `None` without a limit.
 fn group_limit(group: &Path, files: &MemoryFiles) -> Option<MachineMemory> {
     let number =
         |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();

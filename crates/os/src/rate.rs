@@ -18,7 +18,7 @@ impl Rate {
         Rate(f64::INFINITY)
     }
 
-    /// Returns a rate of `bytes` per second; 0 means no limit.
+    /// Returns a rate of `bytes` per second. 0 means no limit.
     pub fn per_second(bytes: u64) -> Rate {
         if bytes == 0 { Rate::unlimited() } else { Rate(bytes as f64) }
     }

@@ -252,7 +252,7 @@ pub fn process_cpu_time() -> Duration {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// Returns the processor time of all threads of another process; `None` once it has ended.
+/// Returns the processor time of all threads of another process, or `None` once it has ended.
 pub fn cpu_time_of_process(id: u32) -> Option<Duration> {
     let id = libc::pid_t::try_from(id).ok()?;
     let mut clock: libc::clockid_t = 0;

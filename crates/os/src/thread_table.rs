@@ -86,7 +86,7 @@ impl<G: Copy> KnownThread<G> {
     }
 }
 
-/// Returns the ids of the threads; `None` if they cannot be listed.
+/// Returns the ids of the threads, or `None` if they cannot be listed.
 fn thread_ids() -> Option<Vec<u32>> {
     let listed = std::fs::read_dir("/proc/self/task").ok()?;
     Some(listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())

@@ -24,7 +24,7 @@ const RETRY_CHECKS: u32 = 10;
 #[derive(Debug)]
 pub struct WatchedFiles {
     paths: Vec<PathBuf>,
-    /// Stamps before the last read; `None` for a file that cannot be found.
+    /// Stamps before the last read, or `None` for a file that cannot be found.
     read: Vec<Option<FileStamp>>,
     /// Stamps of the last check.
     found: Vec<Option<FileStamp>>,

@@ -82,7 +82,7 @@ fn held_bytes(descriptor: &MessageDescriptor) -> u64 {
 /// A field of an encoded message.
 struct DescribedField<'a> {
     tag: u32,
-    /// Bytes of a text, a list of numbers or a message; `None` for a number.
+    /// Bytes of a text, a list of numbers or a message, or `None` for a number.
     content: Option<&'a [u8]>,
 }
 

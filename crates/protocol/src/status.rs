@@ -52,7 +52,7 @@ pub struct VersionState {
 pub struct IndexEntry {
     /// Name of the model.
     pub name: Arc<str>,
-    /// Number of the version; `None` for a model without versions.
+    /// Number of the version, or `None` for a model without versions.
     pub version: Option<u64>,
     /// "READY", "LOADING", "UNLOADING" or "UNAVAILABLE".
     pub state: &'static str,
@@ -74,7 +74,7 @@ pub struct Total {
 pub struct StatisticsEntry {
     /// Version that the numbers are about.
     pub id: VersionId,
-    /// Time of the last response in milliseconds since the epoch; 0 before the first.
+    /// Time of the last response in milliseconds since the epoch, or 0 before the first.
     pub last_ms: u64,
     /// Requests with a response.
     pub success: Total,
@@ -104,7 +104,7 @@ pub struct BatchTotal {
 /// Batching of a model's requests, as its configuration shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batching {
-    /// Maximum items of a merged batch; 0 if requests are not joined along axis 0.
+    /// Maximum items of a merged batch, or 0 if requests are not joined along axis 0.
     pub batch_max: u32,
     /// Sizes that do not linger.
     pub preferred: Vec<u32>,
@@ -121,7 +121,7 @@ pub struct Batching {
 /// Limits of the requests that wait in a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Maximum waiting requests; 0 for the server's limit.
+    /// Maximum waiting requests, or 0 for the server's limit.
     pub queue_max: u32,
     /// Deadline of a request without its own; zero for the server's.
     pub timeout: Duration,

@@ -54,7 +54,7 @@ macro_rules! index_params {
 }
 
 impl IndexMembers {
-    /// Returns the parameters of an index of the type `data_type`; `None` for an unknown type.
+    /// Returns the parameters of an index of the type `data_type`, or `None` for an unknown type.
     fn index_params(&self, data_type: pb::PayloadSchemaType) -> Option<IndexParams> {
         Some(match data_type {
             pb::PayloadSchemaType::Keyword => index_params!(KeywordIndexParams, self, {
@@ -152,7 +152,7 @@ fn stemmer(value: &Value) -> Option<pb::StemmingAlgorithm> {
     Some(pb::StemmingAlgorithm { stemming_params: Some(params) })
 }
 
-/// Returns the scoring of texts; `None` if it is off. There is one kind of it.
+/// Returns the scoring of texts, or `None` if it is off. There is one kind of it.
 fn scoring(value: &Value) -> Option<pb::TextScoringParams> {
     let is_on = value.is_object() || *value == Value::Bool(true);
     is_on.then(pb::TextScoringParams::default)

@@ -143,7 +143,7 @@ pub(crate) fn date(time: Timestamp) -> Result<Value> {
     Ok(Value::String(date.to_rfc3339_opts(SecondsFormat::AutoSi, true)))
 }
 
-/// Returns the time of a date in JSON; `None` if the text is not a date as in RFC 3339.
+/// Returns the time of a date in JSON, or `None` if the text is not a date as in RFC 3339.
 pub(crate) fn time(text: &str) -> Option<Timestamp> {
     // Without an offset a date is in UTC.
     let date = DateTime::parse_from_rfc3339(text)

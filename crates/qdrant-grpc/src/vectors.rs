@@ -108,7 +108,7 @@ fn without_kind(vector: &Vector) -> Result<VectorJson<'_>> {
     Ok(VectorJson::Multi(vector.data.chunks_exact(length).collect()))
 }
 
-/// Returns the JSON of a point's vectors; `None` for a point without any.
+/// Returns the JSON of a point's vectors, or `None` for a point without any.
 ///
 /// # Errors
 /// As [`vector`].

@@ -12,7 +12,7 @@ use crate::merge;
 /// requests in the queue. A request with more bytes runs alone.
 pub(crate) const SHARED_BYTES_MAX: usize = 4096;
 
-/// Sizes of every input's axes but the first, in the order of the plan; `None` for an optional
+/// Sizes of every input's axes but the first, in the order of the plan, or `None` for an optional
 /// input that is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BatchKey(Vec<Option<Shape>>);

@@ -25,7 +25,7 @@ pub(crate) struct RequestBatch {
     /// Number of the run since the start of the scheduler, from 1.
     pub(crate) number: u64,
     pub(crate) entries: Vec<Entry>,
-    /// Sizes to which all requests are padded; `None` if the only request runs as it is.
+    /// Sizes to which all requests are padded, or `None` if the only request runs as it is.
     pub(crate) batch_key: Option<BatchKey>,
     /// Cores that the run is charged for.
     pub(crate) cores: usize,
@@ -349,7 +349,7 @@ mod tests {
         assert!(queue.push(&mut entries, 512, now, &mut Vec::new()).is_ok());
     }
 
-    /// Returns the number of entries that run now; 0 if they wait.
+    /// Returns the number of entries that run now, or 0 if they wait.
     fn runs(queue: &mut ModelQueue, now: Instant) -> usize {
         match queue.next(now, 1, false) {
             Next::Run(batch) => {

@@ -176,8 +176,8 @@ impl Dispatch {
         }
     }
 
-    /// Waits for the next work of `worker`; `None` once closed and empty. `ran` is the outcome of
-    /// its last run.
+    /// Waits for the next work of `worker`. Returns `None` once closed and empty. `ran` is the
+    /// outcome of its last run.
     pub(crate) fn next(
         &self,
         worker: usize,

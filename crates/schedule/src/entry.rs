@@ -20,11 +20,11 @@ pub(crate) struct Entry {
     pub(crate) cancelled: Arc<AtomicBool>,
     pub(crate) submitted: Instant,
     pub(crate) level: usize,
-    /// Sizes that decide which requests it can be joined with; `None` if it runs as it is.
+    /// Sizes that decide which requests it can be joined with, or `None` if it runs as it is.
     pub(crate) batch_key: Option<BatchKey>,
-    /// Hash of the batch key; 0 without one.
+    /// Hash of the batch key, or 0 without one.
     pub(crate) key: u64,
-    /// Number of items; 1 without a batch key.
+    /// Number of items, or 1 without a batch key.
     pub(crate) items: usize,
     /// Size of its batch when it first lingered.
     pub(crate) lingered: Option<usize>,

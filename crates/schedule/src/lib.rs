@@ -93,9 +93,9 @@ pub struct Completion {
     pub queue: Duration,
     /// Time in the engine; the time of the whole run if requests were merged.
     pub compute: Duration,
-    /// Items of the whole run, including other requests; 0 if nothing ran.
+    /// Items of the whole run, including other requests, or 0 if nothing ran.
     pub batch: usize,
-    /// The run; `None` if nothing ran.
+    /// The run, or `None` if nothing ran.
     pub run: Option<RunRecord>,
     /// Processor time of the request's items: a share of the run's.
     pub processor: Duration,

@@ -61,7 +61,7 @@ impl LinearFit {
         self.runs += 1;
     }
 
-    /// Returns the bounds; `None` after too few runs, or runs of one size only. They are two
+    /// Returns the bounds, or `None` after too few runs, or runs of one size only. They are two
     /// standard errors of the intercept in simple linear regression on either side.
     fn fit(&self) -> Option<FitBounds> {
         let mean_x = self.x / self.weight;

@@ -8,7 +8,7 @@
 
 use engine::PadRule;
 
-/// Returns the smallest shape that holds both; `None` if the ranks differ.
+/// Returns the smallest shape that holds both, or `None` if the ranks differ.
 pub(crate) fn cover(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     (a.len() == b.len()).then(|| a.iter().zip(b).map(|(&a, &b)| a.max(b)).collect())
 }

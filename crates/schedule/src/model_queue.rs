@@ -43,7 +43,7 @@ pub(crate) struct Ran {
     pub(crate) wall: Duration,
     /// Part of `wall` in which the worker was not on a core.
     pub(crate) off_core: Duration,
-    /// Measurement of the run; `None` after a failure.
+    /// Measurement of the run, or `None` after a failure.
     pub(crate) lesson: Option<Lesson>,
     /// True if the requests were run again one by one.
     pub(crate) rerun: bool,
@@ -54,7 +54,7 @@ pub(crate) struct Ran {
 /// Measurement of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lesson {
-    /// Hash of the batch key; `None` if different keys were padded together.
+    /// Hash of the batch key, or `None` if different keys were padded together.
     pub(crate) shape: Option<u64>,
     /// Elements of the run, including padding.
     pub(crate) elements: f64,

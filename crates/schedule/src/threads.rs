@@ -16,12 +16,12 @@ use crate::WORKERS_MAX;
 pub struct ThreadPolicy {
     /// Cores this process may use.
     pub cores: usize,
-    /// Inference threads; 0 means one a core.
+    /// Inference threads. 0 means one a core.
     pub workers: usize,
     /// Concurrent merged batches of one model that has no setting of its own. 0 means the number of
     /// inference threads.
     pub runtime_threads: usize,
-    /// Threads that receive, decode and encode; 0 means one a core.
+    /// Threads that receive, decode and encode. 0 means one a core.
     pub connection_threads: usize,
     /// True to pin inference thread i to the i-th core that this process may use.
     pub pin: bool,

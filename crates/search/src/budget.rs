@@ -119,7 +119,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Returns the reason why a new point of `bytes` is refused; `None` if there is room.
+    /// Returns the reason why a new point of `bytes` is refused, or `None` if there is room.
     pub(crate) fn lacks_for_point(&self, bytes: u64) -> Option<String> {
         let kept = self.working_bytes();
         let wanted = bytes.saturating_add(kept);

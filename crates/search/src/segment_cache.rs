@@ -365,7 +365,7 @@ impl SegmentCache {
     }
 
     /// Evicts one block of the next shard that has one. Skips shards that stay locked for
-    /// `wait_max`. Returns its bytes; 0 if there is none.
+    /// `wait_max`. Returns its bytes, or 0 if there is none.
     fn evict_one(&self, wait_max: Duration) -> u64 {
         for _ in 0..SHARDS {
             let at = self.next.fetch_add(1, Ordering::Relaxed) % SHARDS;

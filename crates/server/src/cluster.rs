@@ -42,7 +42,7 @@ pub(crate) struct ClusterServing {
     clients: Router,
     /// Certificates of this node as a client of others.
     tls: Vec<Arc<ClientTls>>,
-    /// Task that removes originals without a point; `None` without the role ingest.
+    /// Task that removes originals without a point, or `None` without the role ingest.
     cleanup: Option<JoinHandle<()>>,
 }
 
@@ -125,7 +125,7 @@ impl ClusterServing {
         self.clients.clone().merge(self.node.routes())
     }
 
-    /// Returns a function that returns the reason why this node is not ready; `None` once it was
+    /// Returns a function that returns the reason why this node is not ready, or `None` once it was
     /// ready.
     pub(crate) fn readiness(&self) -> NodeReadiness {
         let node = self.node.clone();

@@ -47,11 +47,11 @@ pub struct Config {
     pub audio: AudioConfig,
     /// Collections and images.
     pub search: SearchConfig,
-    /// The cluster that this server is a node of; `None` if it works alone.
+    /// The cluster that this server is a node of, or `None` if it works alone.
     pub cluster: Option<ClusterConfig>,
-    /// Export of traces; `None` makes none.
+    /// Export of traces. `None` makes none.
     pub traces: Option<TraceConfig>,
-    /// Filter of the program's log; `None` if it cannot change.
+    /// Filter of the program's log, or `None` if it cannot change.
     pub log: Option<Arc<dyn LogFilter>>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn unusable(setting: &str, error: Error) -> Error {
 /// Workers and their queue.
 #[derive(Clone, Debug)]
 pub struct DataConfig {
-    /// Inference workers; 0 is one per core.
+    /// Inference workers. 0 is one per core.
     pub workers: usize,
     /// Maximum merged batches of one model at the same time, if the model's settings do not set it.
     /// 0 is the number of workers. Only its consistency is checked here.
@@ -114,7 +114,7 @@ pub struct DataConfig {
     pub pin: bool,
     /// Allow more workers than cores.
     pub oversubscribe: bool,
-    /// Log of a sample of the requests; `None` logs none.
+    /// Log of a sample of the requests. `None` logs none.
     pub request_log: Option<RequestLogConfig>,
 }
 
@@ -136,13 +136,13 @@ impl Default for DataConfig {
 pub struct MemoryConfig {
     /// The kind of memory that holds parameters.
     pub placement: ParameterPlacement,
-    /// Largest size of the slot pool; `None` is 80 % of the machine's memory.
+    /// Largest size of the slot pool. `None` is 80 % of the machine's memory.
     pub pool_bytes_max: Option<u64>,
-    /// Bytes kept free for an incoming version; `None` is the size of the largest served version.
+    /// Bytes kept free for an incoming version. `None` is the size of the largest served version.
     pub swap_reserve: Option<u64>,
-    /// Rate of reading weights in bytes per second; 0 is unlimited.
+    /// Rate of reading weights in bytes per second. 0 is unlimited.
     pub load_rate: u64,
-    /// Rate of faulting fresh slots in, in bytes per second; 0 is unlimited.
+    /// Rate of faulting fresh slots in, in bytes per second. 0 is unlimited.
     pub fault_rate: u64,
     /// Ask for 2 MiB pages.
     pub huge_pages: bool,

@@ -116,7 +116,7 @@ impl Core {
     }
 
     /// Starts with the given engines. `run_threads_max` bounds the threads of each run and of all
-    /// runs together; `None` means no bound.
+    /// runs together. `None` means no bound.
     ///
     /// # Errors
     /// `InvalidArgument` for contradicting settings; the errors of the parts that it starts.
@@ -249,7 +249,7 @@ fn isolation_config(config: &Config) -> IsolationConfig {
 }
 
 /// Creates the store of parameters. Its pool is limited to [`POOL_SHARE`] of the machine's memory
-/// unless the settings say otherwise. Rates are in bytes per second; 0 means no limit.
+/// unless the settings say otherwise. Rates are in bytes per second. 0 means no limit.
 ///
 /// # Errors
 /// The errors of reading the machine's memory and of creating the pool.
@@ -269,7 +269,7 @@ fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
 }
 
 /// Returns the settings of the lifecycle, without those of updates in a fleet. `run_threads_max`
-/// bounds the threads of a run; `None` means no bound.
+/// bounds the threads of a run. `None` means no bound.
 fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> LifecycleConfig {
     let models = &config.models;
     let converter = lifecycle::Converter {

@@ -24,7 +24,7 @@ impl FirstCopies {
         !matches!(*self.0.borrow(), FirstCopy::Done)
     }
 
-    /// Returns why the server is not ready; `None` once every store has been copied.
+    /// Returns why the server is not ready, or `None` once every store has been copied.
     pub(crate) fn reason(&self) -> Option<String> {
         match &*self.0.borrow() {
             FirstCopy::Running(store) => {

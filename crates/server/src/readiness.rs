@@ -75,7 +75,7 @@ impl Readiness {
         }
     }
 
-    /// Returns why the server is not ready; `None` if it is.
+    /// Returns why the server is not ready, or `None` if it is.
     fn unready(&self) -> Option<Unready> {
         let catalog = self.lifecycle.catalog();
         if self.is_stopping() {

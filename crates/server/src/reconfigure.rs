@@ -42,7 +42,7 @@ pub trait ConfigSource: Send {
 pub struct ConfigWatch {
     /// Source of the configuration, such as a settings file.
     pub source: Box<dyn ConfigSource>,
-    /// Time between two calls; `None` waits for SIGHUP.
+    /// Time between two calls. `None` waits for SIGHUP.
     pub poll: Option<Duration>,
 }
 

@@ -14,11 +14,11 @@ use metrics::UpdateMetrics;
 /// loads a new version at once.
 #[derive(Clone, Debug, Default)]
 pub struct UpdateSettings {
-    /// Time over which the servers of a fleet spread their loads of a new version; 0 is none.
+    /// Time over which the servers of a fleet spread their loads of a new version. 0 is none.
     pub window: Duration,
     /// Name of this server, which no other server of the fleet has.
     pub process: String,
-    /// Turns of the fleet; `None` if its servers load without turns.
+    /// Turns of the fleet, or `None` if its servers load without turns.
     pub turns: Option<TurnSettings>,
 }
 
@@ -31,9 +31,9 @@ pub struct TurnSettings {
     pub fleet: String,
     /// Addresses of etcd.
     pub etcd: Vec<String>,
-    /// Certificates for etcd; `None` if it is reached without TLS.
+    /// Certificates for etcd, or `None` if it is reached without TLS.
     pub etcd_tls: Option<ClientTlsFiles>,
-    /// User of etcd; `None` if it has no users.
+    /// User of etcd, or `None` if it has no users.
     pub etcd_user: Option<EtcdUser>,
 }
 

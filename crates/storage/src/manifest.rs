@@ -114,7 +114,7 @@ impl Manifest {
         Ok(epoch)
     }
 
-    /// Returns the epoch of the current list; 0 before the first list. For tests.
+    /// Returns the epoch of the current list, or 0 before the first list. For tests.
     #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.epoch

@@ -97,7 +97,7 @@ pub trait Medium: Send + Sync + Debug {
     /// The medium's error. Afterwards they may or may not be durable.
     fn persist_names(&self) -> Result<()>;
 
-    /// Returns the free space of the file system below; `None` if the medium has no limit of its
+    /// Returns the free space of the file system below, or `None` if the medium has no limit of its
     /// own.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ pub struct Space {
     pub free: u64,
     /// Bytes of the whole file system.
     pub total: u64,
-    /// Files that can still be created; `None` if their number has no limit.
+    /// Files that can still be created, or `None` if their number has no limit.
     pub files_free: Option<u64>,
 }
 

@@ -221,7 +221,7 @@ impl<'a> RecordPage<'a> {
         self.pages
     }
 
-    /// Returns one record; `None` if the page has no such slot.
+    /// Returns one record, or `None` if the page has no such slot.
     pub fn record(&self, slot: u16) -> Option<&'a [u8]> {
         if slot >= self.count {
             return None;

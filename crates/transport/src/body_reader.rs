@@ -21,7 +21,7 @@ use crate::receive_permits::{ReceivePermits, UNPERMITTED_WAIT_MAX};
 pub struct BodyLimits {
     /// Largest body in bytes.
     pub bytes_max: usize,
-    /// Flag that raises `bytes_max`; `None` if it is fixed.
+    /// Flag that raises `bytes_max`, or `None` if it is fixed.
     pub flag: Option<&'static str>,
     /// Bytes of framing that do not count, such as the prefix of a gRPC message.
     pub framing_bytes: usize,
@@ -53,7 +53,7 @@ impl BodyLimits {
 pub struct BodyAccounting<'a> {
     /// Grows with the body.
     pub reservation: Reservation,
-    /// Permits for bodies that do not arrive at once; `None` if the number of connections bounds
+    /// Permits for bodies that do not arrive at once, or `None` if the number of connections bounds
     /// them.
     pub receive_permits: Option<&'a ReceivePermits>,
 }
@@ -81,7 +81,7 @@ impl BodyWait {
     }
 }
 
-/// The next frame of a body; `None` is its end.
+/// The next frame of a body. `None` is its end.
 pub type NextFrame<B> = Option<std::result::Result<Frame<<B as Body>::Data>, <B as Body>::Error>>;
 
 /// Polls the next frame of `body` within the limits of `timeout`.

@@ -18,7 +18,7 @@ pub enum ContentCoding {
     Deflate,
 }
 
-/// Returns the compression that `content-encoding` names; `None` for an uncompressed body.
+/// Returns the compression that `content-encoding` names, or `None` for an uncompressed body.
 ///
 /// # Errors
 /// `InvalidArgument` for any other compression, and for several of them.
@@ -26,7 +26,7 @@ pub(crate) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
     coding_of(headers, header::CONTENT_ENCODING)
 }
 
-/// Returns the compression that the header `name` names; `None` for an uncompressed body.
+/// Returns the compression that the header `name` names, or `None` for an uncompressed body.
 ///
 /// # Errors
 /// `InvalidArgument` for a compression other than gzip and deflate, and for several of them.

@@ -112,9 +112,9 @@ pub struct Listener<S> {
     pub metrics: Arc<Metrics>,
     /// Limits of the number of connections and of the time for each step.
     pub limits: ConnectionLimits,
-    /// Threads that run the connections; `None` is the runtime that accepts them.
+    /// Threads that run the connections. `None` is the runtime that accepts them.
     pub threads: Option<Arc<ConnectionThreads>>,
-    /// Certificates of encrypted connections; `None` is plain text.
+    /// Certificates of encrypted connections. `None` is plain text.
     pub tls: Option<Arc<TlsIdentity>>,
 }
 

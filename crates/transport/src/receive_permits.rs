@@ -36,7 +36,7 @@ impl ReceivePermits {
         ReceivePermits { permits: Arc::new(Semaphore::new(max)), max, metrics }
     }
 
-    /// Takes a permit; `None` if too many requests wait for their bodies.
+    /// Takes a permit. Returns `None` if too many requests wait for their bodies.
     pub fn try_acquire(&self) -> Option<OwnedSemaphorePermit> {
         self.permits.clone().try_acquire_owned().ok()
     }

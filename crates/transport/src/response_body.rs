@@ -124,7 +124,7 @@ impl ResponseBody {
         ResponseBody { clock, ..self }
     }
 
-    /// Takes the next piece; `None` at the end.
+    /// Takes the next piece. Returns `None` at the end.
     ///
     /// # Errors
     /// `TimedOut` if the client was too slow.

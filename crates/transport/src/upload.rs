@@ -83,7 +83,7 @@ impl UploadPieces {
         UploadPieces::Raw(Box::new(body.into_data_stream()))
     }
 
-    /// Returns the next piece; `None` after the last.
+    /// Returns the next piece, or `None` after the last.
     ///
     /// # Errors
     /// `ClientTimeout` if none arrives in time, `Cancelled` if the body breaks off,
@@ -269,7 +269,7 @@ pub struct UploadReader {
 pub struct UploadFailure(Arc<OnceLock<Error>>);
 
 impl UploadFailure {
-    /// Returns the reason; `None` if the upload is complete or still arrives.
+    /// Returns the reason, or `None` if the upload is complete or still arrives.
     pub fn get(&self) -> Option<Error> {
         self.0.get().cloned()
     }

@@ -34,7 +34,7 @@ impl UploadPermits {
         })
     }
 
-    /// Takes the free permit with the lowest number; `None` if all are taken.
+    /// Takes the free permit with the lowest number. Returns `None` if all are taken.
     pub fn try_acquire(self: &Arc<Self>) -> Option<UploadPermit> {
         let mut taken = self.lock();
         let number = taken.iter().position(|taken| !taken)?;

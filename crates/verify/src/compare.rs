@@ -33,9 +33,9 @@ pub(crate) struct Comparison {
     /// Largest difference of two floats, relative to the larger of 1 and the
     /// absolute value from `against`.
     pub(crate) largest: f64,
-    /// First answer of each server to each request; `None` if it was refused or is not kept.
+    /// First answer of each server to each request, or `None` if it was refused or is not kept.
     pub(crate) answers: [Vec<Option<Bytes>>; 2],
-    /// Maximum bytes of `answers`; 0 if nothing is measured.
+    /// Maximum bytes of `answers`, or 0 if nothing is measured.
     answers_bytes_max: usize,
     /// Bytes of `answers`.
     answers_bytes: usize,

@@ -45,12 +45,12 @@ pub struct VerifyPlan {
     pub servers: [ComparedServer; 2],
     /// Files of recorded requests: TFRecord of `PredictionLog`, or lines of JSON (`.jsonl`).
     pub requests: Vec<PathBuf>,
-    /// Model that gets all requests; `None` for the recorded ones.
+    /// Model that gets all requests, or `None` for the recorded ones.
     pub model: Option<String>,
     /// Largest difference of two floats, relative to the larger of 1 and the absolute
     /// value from the second server.
     pub tolerance: f64,
-    /// Requests per second; `None` is a closed loop.
+    /// Requests per second. `None` is a closed loop.
     pub rate: Option<f64>,
     /// Clients of the closed loop.
     pub clients: usize,

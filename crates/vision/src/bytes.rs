@@ -1,4 +1,4 @@
-//! Numbers of two and four bytes at an offset; `None` beyond the end.
+//! Numbers of two and four bytes at an offset, or `None` beyond the end.
 
 pub(crate) fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|field| u16::from_be_bytes(*field))

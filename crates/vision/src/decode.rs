@@ -30,8 +30,8 @@ pub struct Decoded {
     pub format: Format,
     /// The orientation that was undone, as EXIF numbers it: 1 (upright) to 8.
     pub orientation: u8,
-    /// Resolution that the file claims along its rows, in dots per inch; `None` if it names none.
-    /// Not to be trusted.
+    /// Resolution that the file claims along its rows, in dots per inch, or `None` if it names
+    /// none. Not to be trusted.
     pub dots_per_inch: Option<f32>,
 }
 

@@ -14,7 +14,7 @@ const ENTRIES_MAX: usize = 512;
 /// Maximum segments of a JPEG file, or chunks of a PNG file, that are read.
 const PARTS_MAX: usize = 256;
 
-/// Returns the claimed dots per inch along the rows; `None` without a plausible claim (1 to
+/// Returns the claimed dots per inch along the rows, or `None` without a plausible claim (1 to
 /// 20,000).
 pub fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
     let claimed = match format {
@@ -89,7 +89,7 @@ pub(crate) struct ImageFileDirectory<'a> {
 }
 
 impl<'a> ImageFileDirectory<'a> {
-    /// Opens the directory; `None` if the bytes are not a classic TIFF file.
+    /// Opens the directory. Returns `None` if the bytes are not a classic TIFF file.
     pub(crate) fn open(bytes: &'a [u8]) -> Option<ImageFileDirectory<'a>> {
         let mut directory =
             ImageFileDirectory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };

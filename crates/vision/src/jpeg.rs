@@ -88,7 +88,7 @@ struct FrameStart {
     precision: u8,
 }
 
-/// Returns the start of the first frame header; `None` if there is none before the first scan.
+/// Returns the start of the first frame header, or `None` if there is none before the first scan.
 fn frame_start(bytes: &[u8]) -> Option<FrameStart> {
     let mut rest = bytes.get(2..)?;
     loop {

@@ -38,7 +38,7 @@ impl Format {
         Format::Nist,
     ];
 
-    /// Returns the format that `bytes` begin with; `None` for other files.
+    /// Returns the format that `bytes` begin with, or `None` for other files.
     pub fn sniff(bytes: &[u8]) -> Option<Format> {
         match bytes {
             [0xff, 0xd8, 0xff, ..] => Some(Format::Jpeg),

@@ -90,7 +90,7 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(if little { field.iter().rev().fold(0, append) } else { field.iter().fold(0, append) })
 }
 
-/// Counts the values of the first directory's entries; `None` if one lies outside the file.
+/// Counts the values of the first directory's entries. Returns `None` if one lies outside the file.
 fn values(bytes: &[u8]) -> Option<u64> {
     let number = |at: u64, width| number(bytes, usize::try_from(at).ok()?, width);
     let big = number(2, 2)? == 43;

@@ -1,6 +1,6 @@
 //! Names of image formats that cannot be decoded, so that a refusal can say what the file is.
 
-/// Returns the name of a well-known format that is not supported; `None` for other bytes.
+/// Returns the name of a well-known format that is not supported, or `None` for other bytes.
 pub(crate) fn format_name(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         // ISO/IEC 14496-12: the first box has the brand.

@@ -32,7 +32,7 @@ pub(crate) struct Report {
 #[derive(Default, Serialize)]
 struct CrateFigures {
     lines: usize,
-    /// Modules in the largest group that use each other; 1 if there is no such group.
+    /// Modules in the largest group that use each other, or 1 if there is no such group.
     largest_module_ring: usize,
     /// The groups of more than one module.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -169,7 +169,7 @@ fn prefixed_literal_end(bytes: &[u8], at: usize) -> Option<usize> {
     Some(found.map_or(bytes.len(), |length| body + length + close.len()))
 }
 
-/// Returns the end of a character literal whose quote is at `at`; `None` for a lifetime.
+/// Returns the end of a character literal whose quote is at `at`, or `None` for a lifetime.
 fn char_end(bytes: &[u8], at: usize) -> Option<usize> {
     let escaped = bytes.get(at + 1) == Some(&b'\\');
     let from = at + if escaped { 3 } else { 2 };

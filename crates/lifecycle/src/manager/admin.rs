@@ -247,7 +247,7 @@ impl Model {
         }
     }
 
-    /// Returns the versions that `spec` requests; `None` while they are not known yet.
+    /// Returns the versions that `spec` requests, or `None` while they are not known yet.
     fn targets(&mut self, spec: &LoadSpec, may_wait: bool) -> Result<Option<BTreeSet<u64>>> {
         let targets = match spec.version {
             Some(number) => {

@@ -61,7 +61,7 @@ impl Model {
     }
 }
 
-/// Returns `servable` with the settings of `config`; `None` if it has them already.
+/// Returns `servable` with the settings of `config`, or `None` if it has them already.
 fn with_settings_of(
     servable: &Servable,
     config: &ModelConfig,

@@ -77,7 +77,7 @@ impl Manager {
         }
     }
 
-    /// Returns the outcome of `change`; `None` while a model has not had its first try.
+    /// Returns the outcome of `change`, or `None` while a model has not had its first try.
     fn outcome(&self, change: &Reconfiguration, now: Instant) -> Option<Result<()>> {
         if self.answered.is_none_or(|answered| answered < change.ticket) {
             return None;

@@ -80,7 +80,7 @@ pub(crate) struct Version {
     pub(crate) since: SystemTime,
     pub(crate) reason: Option<String>,
     pub(crate) note: Option<String>,
-    /// Contents of its directory; `None` once it was removed.
+    /// Contents of its directory, or `None` once it was removed.
     pub(crate) disk: Option<Disk>,
     pub(crate) serving: Option<Serving>,
     pub(crate) load: Option<Load>,

@@ -19,7 +19,7 @@ pub(crate) struct KeptRollout {
     is_new: bool,
     stable: KeptVersion,
     candidate: KeptVersion,
-    /// Share of an administrator's rollout; `None` follows the settings.
+    /// Share of an administrator's rollout. `None` follows the settings.
     by_hand: Option<KeptSplit>,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct RunCost {
 }
 
 impl RunCost {
-    /// Returns the mean time of a run in seconds; `None` after few runs.
+    /// Returns the mean time of a run in seconds, or `None` after few runs.
     pub(crate) fn mean_time(self) -> Option<f64> {
         self.mean(self.time)
     }
@@ -40,7 +40,7 @@ impl RunCost {
     }
 }
 
-/// Returns the mean cost of the candidate's requests as a multiple of stable's; `None` after few
+/// Returns the mean cost of the candidate's requests as a multiple of stable's, or `None` after few
 /// runs.
 ///
 /// The candidate gets fewer requests, so its batches are smaller and each request occupies a worker

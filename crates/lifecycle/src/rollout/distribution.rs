@@ -114,13 +114,13 @@ pub(crate) struct Drift {
 }
 
 impl DistributionCounts {
-    /// Returns the largest distance; `None` without answers.
+    /// Returns the largest distance, or `None` without answers.
     pub(crate) fn distance(&self) -> Option<f64> {
         // No distance is above 1, so nothing is proven.
         self.drift(1.0, 1.0).map(|drift| drift.distance)
     }
 
-    /// Returns the statistic with the largest proven distance above `limit`; `None` without
+    /// Returns the statistic with the largest proven distance above `limit`, or `None` without
     /// answers. Each arm's bounds hold with probability `1 - level` for all edges together.
     pub(crate) fn drift(&self, limit: f64, level: f64) -> Option<Drift> {
         let [stable, candidate] = &self.arms;

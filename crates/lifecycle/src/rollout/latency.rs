@@ -80,8 +80,8 @@ impl LatencyCounts {
         self.largest(refuted).map_or(0, lowest)
     }
 
-    /// Returns an upper bound of p99 in microseconds, with the same promise; `None` while there are
-    /// too few latencies.
+    /// Returns an upper bound of p99 in microseconds, with the same promise, or `None` while there
+    /// are too few latencies.
     pub(crate) fn p99_below(&self, level: f64) -> Option<u64> {
         let trials = self.total();
         if !TrialCounts::rare(0, trials).refutes(TAIL, level) {

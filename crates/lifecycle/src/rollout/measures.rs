@@ -162,7 +162,7 @@ impl ArmFigures {
         self.requests.saturating_sub(self.errors)
     }
 
-    /// Returns the estimate of p99 of the time of a run; `None` without a request.
+    /// Returns the estimate of p99 of the time of a run, or `None` without a request.
     pub fn p99(&self) -> Option<Duration> {
         self.latency.p99()
     }

@@ -40,7 +40,7 @@ impl RolloutState {
 /// An ended rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutHistory {
-    /// The stable version; `None` if there was none.
+    /// The stable version, or `None` if there was none.
     pub stable: Option<u64>,
     /// The candidate.
     pub candidate: u64,
@@ -92,7 +92,7 @@ pub struct RolloutReport {
     /// and had its maximum of requests in flight.
     pub overflowed: u64,
     /// Share of copies whose answer differs, or the largest distance of the distributions of
-    /// outputs; `None` if neither is known.
+    /// outputs, or `None` if neither is known.
     pub drift: Option<f64>,
     /// Reason for the end of the last rollout.
     pub reason: Option<String>,

@@ -145,7 +145,7 @@ pub(crate) enum RolloutSplit {
 }
 
 impl RolloutSplit {
-    /// Returns the share of requests; 0 if the candidate gets copies.
+    /// Returns the share of requests, or 0 if the candidate gets copies.
     pub(crate) fn traffic(self) -> f64 {
         match self {
             RolloutSplit::Traffic(share) => share,
@@ -153,7 +153,7 @@ impl RolloutSplit {
         }
     }
 
-    /// Returns the share of copies; 0 if the candidate gets requests.
+    /// Returns the share of copies, or 0 if the candidate gets requests.
     pub(crate) fn shadow(self) -> f64 {
         match self {
             RolloutSplit::Traffic(_) => 0.0,
@@ -172,7 +172,7 @@ impl fmt::Display for RolloutSplit {
     }
 }
 
-/// Limits of a rollout; `None` is not judged.
+/// Limits of a rollout. A limit of `None` is not judged.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RollbackLimits {
     pub(crate) errors: Option<f64>,
@@ -192,9 +192,9 @@ pub(crate) struct RolloutSettings {
 /// Settings of a model's next rollout, with defaults. A limit of `None` is off.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutDefaults {
-    /// Share of requests; 0 if the settings give none.
+    /// Share of requests, or 0 if the settings give none.
     pub traffic: f64,
-    /// Share of copies; 0 if the settings give none.
+    /// Share of copies, or 0 if the settings give none.
     pub shadow: f64,
     /// End of a rollout that reached no limit.
     pub promote: Promotion,
@@ -217,7 +217,7 @@ impl Default for RolloutDefaults {
 /// Start of a rollout by hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RolloutStart {
-    /// The candidate; `None` is the running rollout's.
+    /// The candidate. `None` is the running rollout's.
     pub version: Option<u64>,
     /// Share of requests.
     pub traffic: Option<f64>,
@@ -226,7 +226,7 @@ pub struct RolloutStart {
 }
 
 impl RolloutStart {
-    /// Returns the requests that the candidate gets; `None` if the request names none.
+    /// Returns the requests that the candidate gets, or `None` if the request names none.
     ///
     /// # Errors
     /// `InvalidArgument` for a share that is out of range, or for both.
@@ -343,7 +343,7 @@ impl RolloutFile {
         }
     }
 
-    /// Returns the settings of the rollouts of new versions; `None` if they get all requests at
+    /// Returns the settings of the rollouts of new versions, or `None` if they get all requests at
     /// once.
     pub(crate) fn automatic(&self) -> Option<RolloutSettings> {
         let split = split(self.traffic, self.shadow).ok()??;

@@ -181,7 +181,7 @@ impl VersionMemory {
 /// Contents of a version directory, and for how long they are known.
 struct Classified {
     contents: VersionContents,
-    /// Fingerprint of the files that make the version; `None` stands for all files.
+    /// Fingerprint of the files that make the version. `None` stands for all files.
     fingerprint: Option<Fingerprint>,
     /// True if the contents stay the same until a file changes.
     is_final: bool,

@@ -135,7 +135,7 @@ pub(super) fn inputs_http(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
 /// Content of a gRPC response.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs {
-    /// Version that answered; 0 if unknown.
+    /// Version that answered, or 0 if unknown.
     pub version: u64,
     /// Name, shape and raw bytes of each output.
     pub tensors: Vec<(String, Vec<i64>, Bytes)>,

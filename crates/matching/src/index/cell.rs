@@ -71,7 +71,7 @@ pub(crate) struct FiledEdge {
     pub(crate) heading: u8,
 }
 
-/// Returns the cell of a length and two angles in ascending order; `None` if there is none.
+/// Returns the cell of a length and two angles in ascending order, or `None` if there is none.
 pub(crate) fn cell(length: usize, low: usize, high: usize) -> Option<usize> {
     let exists = length < LENGTHS && low <= high && high < ANGLES;
     exists.then(|| length * ANGLE_PAIRS + low * ANGLES - low * (low + 1) / 2 + high)

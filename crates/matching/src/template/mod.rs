@@ -64,7 +64,7 @@ impl TemplateFormat {
         }
     }
 
-    /// Returns the format of a template by its first bytes; `None` if it is in none of them.
+    /// Returns the format of a template by its first bytes, or `None` if it is in none of them.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<TemplateFormat> {
         match bytes.first_chunk::<8>() {
@@ -107,8 +107,8 @@ impl FromStr for TemplateFormat {
 pub struct TemplateView {
     /// Minutiae at 500 dots per inch.
     pub graph: Graph,
-    /// Quality that the template states, 1 to 100, on the scale of its writer; `None` if it states
-    /// none.
+    /// Quality that the template states, 1 to 100, on the scale of its writer, or `None` if it
+    /// states none.
     pub quality: Option<u8>,
     /// Finger that the template states, or `None` if it states no finger or several. 1 to 5 are the
     /// right thumb to the right little finger, and 6 to 10 the same of the left hand.

@@ -132,7 +132,8 @@ struct MissingCopy {
     /// Position of its slot.
     at: usize,
     failures: u32,
-    /// Time after which the rest is copied while the others serve; `None` before the first check.
+    /// Time after which the rest is copied while the others serve, or `None` before the first
+    /// check.
     until: Option<Instant>,
     /// Time of the next check.
     next: Instant,

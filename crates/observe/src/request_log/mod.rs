@@ -119,7 +119,7 @@ struct LoggedRequest {
 }
 
 impl LoggedRequest {
-    /// Encodes the request for a file; `None` if the format cannot hold such a request.
+    /// Encodes the request for a file. Returns `None` if the format cannot hold such a request.
     ///
     /// # Errors
     /// `InvalidArgument` if a tensor has no form in JSON.
@@ -274,8 +274,8 @@ impl RequestLogWriter {
         }
     }
 
-    /// Writes a request. Returns its outcome for the metric; `None` if the format cannot hold such
-    /// a request.
+    /// Writes a request. Returns its outcome for the metric, or `None` if the format cannot hold
+    /// such a request.
     fn write(&mut self, request: &LoggedRequest) -> Result<Option<&'static str>> {
         let Some(record) = request.encode(self.format)? else { return Ok(None) };
         if self.files.append(&request.id.model, &record)? {

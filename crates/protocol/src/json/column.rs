@@ -120,8 +120,8 @@ impl<L: ElementReader + 'static> Column for TypedColumn<L> {
 
 /// A number that can be parsed from JSON text.
 trait Number: Element {
-    /// Parses a number; `None` if the text is not a value of this type. An integer may have a
-    /// fraction of zeros.
+    /// Parses a number. Returns `None` if the text is not a value of this type. An integer may have
+    /// a fraction of zeros.
     fn parse(text: &str, whole: bool) -> Option<Self>;
 
     /// Parses a number as TensorFlow Serving does. A finite number out of range becomes infinite if

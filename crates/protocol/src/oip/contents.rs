@@ -78,7 +78,7 @@ fn typed(header: TensorHeader) -> Result<NamedTensor> {
     Ok(NamedTensor::new(name, tensor))
 }
 
-/// Returns the name of the field for elements of `dtype`; `None` for types without one.
+/// Returns the name of the field for elements of `dtype`, or `None` for types without one.
 fn field(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
         DType::Bool => "bool_contents",

@@ -79,7 +79,7 @@ pub fn changed_trace(current: f64, settings: &TraceSettingValues) -> Result<Trac
     })
 }
 
-/// Returns true for a level with traces; `None` if the setting is cleared.
+/// Returns true for a level with traces, or `None` if the setting is cleared.
 fn level(values: &[String]) -> Result<Option<bool>> {
     let mut on = None;
     for value in values {
@@ -101,7 +101,7 @@ fn level(values: &[String]) -> Result<Option<bool>> {
     Ok(on)
 }
 
-/// Returns the number of requests for each traced one; `None` if the setting is cleared.
+/// Returns the number of requests for each traced one, or `None` if the setting is cleared.
 fn every(values: &[String]) -> Result<Option<f64>> {
     let Some(value) = values.first() else { return Ok(None) };
     match value.parse::<u32>() {

@@ -34,7 +34,7 @@ pub fn datatype(dtype: DType) -> DataType {
     TABLE.iter().find(|row| row.0 == dtype).map_or(DataType::DtInvalid, |row| row.1)
 }
 
-/// Returns the element type of a number, as the inverse of [`datatype`]; `None` for TensorFlow's
+/// Returns the element type of a number, as the inverse of [`datatype`], or `None` for TensorFlow's
 /// quantised types, handles and variants.
 pub fn from_datatype(number: i32) -> Option<DType> {
     let wanted = DataType::try_from(number).ok()?;

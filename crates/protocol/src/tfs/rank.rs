@@ -10,7 +10,7 @@ use base::{Dim, NamedTensor, Shape, Signature, Tensor};
 /// The axes that [`adapt_ranks`] added to a request, to be removed from its response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddedAxes {
-    /// Number of axes added to every input; 0 if none was added or the inputs differ.
+    /// Number of axes added to every input, or 0 if none was added or the inputs differ.
     added: usize,
 }
 
@@ -62,7 +62,7 @@ impl AddedAxes {
     }
 }
 
-/// Returns the same elements in another shape; `None` if the number of elements differs.
+/// Returns the same elements in another shape, or `None` if the number of elements differs.
 fn reshaped(tensor: &Tensor, shape: Shape) -> Option<Tensor> {
     match (tensor.strings(), tensor.bytes()) {
         (Some(strings), _) => Tensor::from_strings(shape, strings.to_vec()).ok(),

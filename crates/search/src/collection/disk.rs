@@ -26,7 +26,7 @@ const FILES_RESERVED: u64 = 128;
 
 /// Checks the free space of a collection's medium.
 pub(super) struct DiskGuard {
-    /// Bytes to keep free; `None` is a share of the file system, 0 switches the check off.
+    /// Bytes to keep free. `None` is a share of the file system, 0 switches the check off.
     reserve: Option<u64>,
     measured: Mutex<Option<(Instant, Option<Space>)>>,
     refused: AtomicU64,
@@ -115,7 +115,7 @@ pub(crate) fn check_room_to_create(
 }
 
 impl Collection {
-    /// Returns the reason why writes are refused for lack of space; `None` if they are not.
+    /// Returns the reason why writes are refused for lack of space, or `None` if they are not.
     pub(super) fn low_disk(&self) -> Option<String> {
         self.disk.lacks(self.disk.space(&*self.medium, 0)?, 0, 1)
     }

@@ -52,7 +52,7 @@ impl FacetValue {
         }
     }
 
-    /// Converts a value of an index; `None` for values that are not counted.
+    /// Converts a value of an index. Returns `None` for values that are not counted.
     fn of_key(key: KeyRef<'_>) -> Option<FacetValue> {
         match key {
             KeyOf::Bool(value) => Some(FacetValue::Bool(value)),

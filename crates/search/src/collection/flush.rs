@@ -77,7 +77,7 @@ impl RowSource for MemtableSource {
 }
 
 impl Collection {
-    /// Returns the time after which the flush of the oldest memtable is late; `None` if there is
+    /// Returns the time after which the flush of the oldest memtable is late, or `None` if there is
     /// nothing to flush.
     fn due(&self, state: &CollectionState) -> Option<Instant> {
         // The next memtable was created when this one was full.

@@ -190,7 +190,7 @@ pub(super) struct SegmentsSearch {
     count: usize,
     /// Segments in the order of the search, with their numbers in the state.
     segments: Vec<(u32, SegmentView)>,
-    /// Rows of the segments from each index in `segments` on; 0 at the end.
+    /// Rows of the segments from each index in `segments` on, or 0 at the end.
     rows_from: Vec<u64>,
     /// Lists that threads of this search scan, at most one scan a thread.
     lists: Mutex<Vec<Arc<ListScan>>>,

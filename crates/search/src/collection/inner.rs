@@ -127,7 +127,7 @@ pub(super) struct CollectionFiles {
 pub(super) struct OptimizerState {
     /// True while segments are merged. `merging` is also locked while a merge is chosen.
     pub(super) merge_runs: AtomicBool,
-    /// When the last points arrived; `None` before the first check.
+    /// When the last points arrived, or `None` before the first check.
     pub(super) quiet: Mutex<Option<QuietSince>>,
     /// Number of the first file that was written after the collection was opened.
     pub(super) first_new_file: u64,

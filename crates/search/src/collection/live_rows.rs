@@ -33,7 +33,7 @@ pub(super) struct LiveRows {
     rows: OnceLock<LiveBitmap<Arc<RowSet>>>,
     /// Shared by all states of the segment.
     spares: Arc<Mutex<SpareRows>>,
-    /// Budget that counts the bitmaps; `None` counts none.
+    /// Budget that counts the bitmaps. `None` counts none.
     budget: Option<Arc<MemoryBudget>>,
 }
 
@@ -145,8 +145,8 @@ impl SpareRows {
         self.deleted = deleted;
     }
 
-    /// Returns the places in `recent` of the rows that are live in one of two states only; `None`
-    /// if not all of them are known.
+    /// Returns the places in `recent` of the rows that are live in one of two states only, or
+    /// `None` if not all of them are known.
     fn between(&self, one: u32, other: u32) -> Option<Range<usize>> {
         let first = self.deleted.saturating_sub(self.recent.len() as u32);
         let low = one.min(other).checked_sub(first)?;

@@ -153,7 +153,7 @@ impl Collection {
         state.is_partial() || self.health.lock().log_damaged()
     }
 
-    /// Returns the live rows of a segment that match `filter`; `None` without a filter.
+    /// Returns the live rows of a segment that match `filter`, or `None` without a filter.
     pub(super) fn filtered(
         &self,
         filter: Option<&Filter>,
@@ -204,9 +204,8 @@ impl Collection {
         ids.iter().map(place).collect()
     }
 
-    /// Returns the requested parts of several points, in the order of `ids` and all from one
-    /// state; `None` for ids without a point. A damaged point fails alone, as in
-    /// [`Collection::get`].
+    /// Returns the requested parts of several points, in the order of `ids` and all from one state.
+    /// Has `None` for ids without a point. A damaged point fails alone, as in [`Collection::get`].
     pub fn points(&self, ids: &[u64], parts: PointParts) -> Vec<Result<Option<StoredPoint>>> {
         let places = self.places(ids);
         // Neighbouring rows lie in the same pages.

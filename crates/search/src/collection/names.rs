@@ -21,7 +21,7 @@ pub(super) enum CollectionFile {
 }
 
 impl CollectionFile {
-    /// Parses a file name; `None` if it is not a file of a collection.
+    /// Parses a file name. Returns `None` if it is not a file of a collection.
     pub(super) fn of(name: &str) -> Option<CollectionFile> {
         let (kind, digits) = name.split_once('-')?;
         // `parse` also accepts a sign.

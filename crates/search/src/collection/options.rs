@@ -74,7 +74,7 @@ pub struct CollectionOptions {
     /// Maximum bytes of a new payload; more than 1 MiB count as 1 MiB.
     pub payload_bytes_max: usize,
     /// Bytes of disk to keep free; changes are refused below that. `None` is a hundredth of the
-    /// file system, at least 64 MiB, at most 4 GiB and at most an eighth; 0 switches the check off.
+    /// file system, at least 64 MiB, at most 4 GiB and at most an eighth. 0 switches the check off.
     pub disk_reserve: Option<u64>,
 }
 

@@ -66,7 +66,7 @@ pub(super) struct PointsPass {
 
 /// Rest of a segment that a pause left.
 enum SegmentRest {
-    /// Rows that match the filter, of an index that is being visited; `None` without a filter.
+    /// Rows that match the filter, of an index that is being visited, or `None` without a filter.
     Index(Option<RowSet>),
     /// Rows whose payloads are being read.
     Payloads(UnreadRows),

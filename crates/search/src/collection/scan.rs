@@ -48,7 +48,7 @@ thread_local! {
             has_one_state: false,
         })
     };
-    /// Progress of the work on this thread; `None` if the work does not run in slices.
+    /// Progress of the work on this thread, or `None` if the work does not run in slices.
     static PROGRESS: RefCell<Option<Arc<SliceProgress>>> = const { RefCell::new(None) };
 }
 
@@ -127,7 +127,7 @@ fn limited<T>(
     (result, LIMIT.get())
 }
 
-/// Returns the progress of the work on this thread; `None` if the work does not run in slices.
+/// Returns the progress of the work on this thread, or `None` if the work does not run in slices.
 pub(super) fn progress() -> Option<Arc<SliceProgress>> {
     PROGRESS.with_borrow(Clone::clone)
 }

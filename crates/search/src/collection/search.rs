@@ -400,7 +400,7 @@ impl RunningQuery<'_> {
 
     /// Leaves the best rows of one segment in [`SearchThread::hits`], or the rows to compare
     /// exactly if `search` defers that. `search` is the search of several segments that this one
-    /// belongs to; `None` if it stands alone.
+    /// belongs to, or `None` if it stands alone.
     pub(super) fn coarse_segment(
         &mut self,
         view: &SegmentView,

@@ -63,7 +63,7 @@ pub(super) struct SegmentView {
 /// Segment whose rows cannot be read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClosedSegment {
-    /// Reason why it is not served; `None` while it is being opened.
+    /// Reason why it is not served, or `None` while it is being opened.
     pub(super) reason: Option<Quarantined>,
     /// Error of the last attempt to open the segment. Opening is retried.
     pub(super) delayed: Option<Error>,
@@ -168,7 +168,7 @@ impl CollectionState {
         slots.filter_map(|(place, slot)| slot.view().map(|view| (place, slot, view)))
     }
 
-    /// Returns the views of the segments `numbers`, in their order; `None` if one is not open.
+    /// Returns the views of the segments `numbers`, in their order, or `None` if one is not open.
     pub(super) fn views(&self, numbers: &[u64]) -> Option<Vec<&SegmentView>> {
         let view = |number: &u64| {
             self.segments.iter().find(|slot| slot.number == *number).and_then(SegmentSlot::view)
@@ -222,7 +222,7 @@ impl CollectionState {
     }
 
     /// Returns the reason why a point that [`CollectionState::find`] does not return may still
-    /// exist; `None` if it certainly does not exist.
+    /// exist, or `None` if it certainly does not exist.
     pub(super) fn doubt(&self, id: u64) -> Option<Error> {
         if let Some(&log) = self.unknown.get(&id) {
             let name = CollectionFile::Log(log).name();

@@ -46,7 +46,7 @@ pub struct Status {
     /// Reason why new points are refused: the memory for all collections is full. Cleared once a
     /// point without a payload fits.
     pub low_memory: Option<String>,
-    /// Reason why the log accepts no changes; `None` if it accepts them.
+    /// Reason why the log accepts no changes, or `None` if it accepts them.
     pub write_error: Option<String>,
     /// Changes refused since the start because of `low_disk`.
     pub disk_refused: u64,
@@ -59,18 +59,18 @@ pub struct SegmentStatus {
     pub name: String,
     /// Rows, live or deleted.
     pub rows: u32,
-    /// Deleted rows; 0 if not known.
+    /// Deleted rows, or 0 if not known.
     pub deleted: u32,
-    /// Length of the file; 0 while it is not open.
+    /// Length of the file, or 0 while it is not open.
     pub bytes: u64,
-    /// Bytes of its codes that queries read from the medium; 0 if they are in memory.
+    /// Bytes of its codes that queries read from the medium, or 0 if they are in memory.
     pub codes_on_medium: u64,
     /// True if it is searched.
     pub open: bool,
 }
 
 impl Collection {
-    /// Returns damage because of which points or changes are lost; `None` without such damage.
+    /// Returns damage because of which points or changes are lost, or `None` without such damage.
     /// Damage of codes, of payload indexes and of data that an open segment has in memory does not
     /// count, because a merge repairs it.
     pub fn loss(&self) -> Option<Quarantined> {

@@ -117,8 +117,8 @@ impl Collection {
         self.live.lock().state.memtables.len() > FROZEN_MAX
     }
 
-    /// Returns the earliest time for the next change; `None` if no memtable waits to be flushed and
-    /// few segments wait to be merged.
+    /// Returns the earliest time for the next change, or `None` if no memtable waits to be flushed
+    /// and few segments wait to be merged.
     fn next_write(&self) -> Option<Instant> {
         let flush_time = *self.flush_time.lock();
         let piled = self.piled_margin();

@@ -41,7 +41,7 @@ pub struct DuplicateControl {
 }
 
 impl DuplicateControl {
-    /// Returns the progress of the running job; `None` before its first step.
+    /// Returns the progress of the running job, or `None` before its first step.
     #[must_use]
     pub fn progress(&self) -> Option<DuplicateProgress> {
         self.progress.lock().clone()
@@ -149,7 +149,8 @@ impl JobRun<'_> {
         Ok(false)
     }
 
-    /// Returns the next step of the walk; `None` if the job was stopped while segments were opened.
+    /// Returns the next step of the walk, or `None` if the job was stopped while segments were
+    /// opened.
     fn step(&mut self, max: usize) -> Result<Option<WalkStep>> {
         let give_up = Instant::now() + OPENING_WAIT_MAX;
         loop {

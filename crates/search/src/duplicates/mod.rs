@@ -51,7 +51,7 @@ pub struct DuplicateOptions {
     /// Minimum score of the matcher for a pair whose points both have records. `None` does not
     /// compare keypoints.
     pub accept: Option<f32>,
-    /// Maximum points per second; 0 means no limit.
+    /// Maximum points per second. 0 means no limit.
     pub points_per_second: u64,
     /// Threads that scan, the calling one included.
     pub threads: usize,

@@ -65,7 +65,7 @@ impl DuplicateProgress {
         }
     }
 
-    /// Reads the progress of a collection's job; `None` if there was none.
+    /// Reads the progress of a collection's job. Returns `None` if there was none.
     ///
     /// # Errors
     /// `DataLoss` for a damaged file; otherwise the error of the file system.

@@ -33,7 +33,7 @@ pub struct DuplicatePair {
     pub b: u64,
     /// Similarity of the embeddings.
     pub similarity: f32,
-    /// Score of the matcher; `None` if the keypoints were not compared.
+    /// Score of the matcher, or `None` if the keypoints were not compared.
     pub score: Option<f32>,
 }
 
@@ -96,7 +96,7 @@ impl DuplicateStore {
         }
     }
 
-    /// Reads the state; `None` if there is none.
+    /// Reads the state. Returns `None` if there is none.
     ///
     /// # Errors
     /// `DataLoss` for a damaged file; otherwise the error of the file system.

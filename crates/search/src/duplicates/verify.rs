@@ -39,7 +39,7 @@ impl PairVerifier {
     }
 
     /// Compares the record of another point, as [`crate::collection::Collection::points`] returned
-    /// it; `None` for a removed point.
+    /// it. Returns `None` for a removed point.
     pub fn compare(&self, record: Result<Option<Vec<u8>>>, scratch: &mut Scratch) -> PairOutcome {
         let scored = match (record, &self.probe) {
             (Ok(None), _) => return PairOutcome::Removed,

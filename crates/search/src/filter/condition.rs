@@ -146,7 +146,7 @@ pub enum Match {
     Substring(String),
 }
 
-/// Limits of a value; `None` does not limit.
+/// Limits of a value. `None` does not limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ValueLimits<T> {
     /// The value is greater.

@@ -8,7 +8,7 @@ const BYTES_MIN: usize = 10;
 /// Longest date: nanoseconds, an offset and a space before it.
 const BYTES_MAX: usize = 40;
 
-/// Returns the microseconds since 1970 of a date; `None` if the text is not a date.
+/// Returns the microseconds since 1970 of a date, or `None` if the text is not a date.
 pub fn parse_date(text: &str) -> Option<i64> {
     let bytes = text.as_bytes();
     // Most texts are not dates, and the parser is slow.

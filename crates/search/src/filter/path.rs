@@ -10,7 +10,7 @@ pub struct PathStep<'a> {
     pub name: &'a str,
     /// Brackets after the name.
     pub brackets: Brackets<'a>,
-    /// The path after this step; `None` if this step is the last one.
+    /// The path after this step, or `None` if this step is the last one.
     pub rest: Option<&'a str>,
     is_quoted: bool,
 }
@@ -29,7 +29,7 @@ pub enum Bracket {
 }
 
 impl<'a> Brackets<'a> {
-    /// Returns the first brackets and the rest; `None` if there are none.
+    /// Returns the first brackets and the rest, or `None` if there are none.
     pub fn split_first(self) -> Option<(Bracket, Brackets<'a>)> {
         let (number, rest) = self.0.strip_prefix('[')?.split_once(']')?;
         let bracket = match number {

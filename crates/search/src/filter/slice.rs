@@ -16,7 +16,7 @@ pub struct IdSlice {
 }
 
 impl IdSlice {
-    /// Creates the slice `index` of `total`; `None` unless `index` is less than `total`.
+    /// Creates the slice `index` of `total`. Returns `None` unless `index` is less than `total`.
     pub fn new(total: u32, index: u32) -> Option<IdSlice> {
         (index < total).then(|| IdSlice { total: total.into(), index: index.into() })
     }

@@ -109,7 +109,7 @@ impl ValueTable {
 }
 
 impl RangeLimit {
-    /// Converts a JSON number; `None` if it has no float.
+    /// Converts a JSON number. Returns `None` if it has no float.
     pub fn of(number: &Number) -> Option<RangeLimit> {
         let float = || number.as_f64().map(RangeLimit::Float);
         whole(number).map(RangeLimit::Whole).or_else(float)
@@ -141,7 +141,7 @@ impl RangeLimit {
 }
 
 impl WholeRange {
-    /// Returns the limits as floats; `None` if other whole numbers have the float of a limit.
+    /// Returns the limits as floats, or `None` if other whole numbers have the float of a limit.
     pub fn as_floats(&self) -> Option<Range> {
         let limits = [self.gt, self.gte, self.lt, self.lte];
         let is_exact = limits.into_iter().flatten().all(RangeLimit::has_own_float);

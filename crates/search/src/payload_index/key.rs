@@ -62,7 +62,7 @@ impl NumberKey {
         NumberKey { order: order_of(value as f64), exact: ExactNumber::Unsigned(value) }
     }
 
-    /// Returns the key of a JSON number; `None` if it has no float.
+    /// Returns the key of a JSON number, or `None` if it has no float.
     pub(crate) fn of(number: &Number) -> Option<NumberKey> {
         match (number.as_i64(), number.as_u64()) {
             (Some(value), _) => Some(NumberKey::signed(value)),
@@ -119,7 +119,7 @@ impl IndexKey {
 }
 
 impl<'a> KeyRef<'a> {
-    /// Returns the key of a scalar; `None` for other values.
+    /// Returns the key of a scalar, or `None` for other values.
     pub(crate) fn of(value: &'a Value) -> Option<KeyRef<'a>> {
         match value {
             Value::Bool(value) => Some(KeyOf::Bool(*value)),
@@ -197,7 +197,7 @@ impl<'a> KeyRef<'a> {
         out.extend_from_slice(&number.to_le_bytes());
     }
 
-    /// Takes a key off the front of `bytes`; `None` if there is none.
+    /// Takes a key off the front of `bytes`. Returns `None` if there is none.
     pub(crate) fn decode(bytes: &mut &'a [u8]) -> Option<KeyRef<'a>> {
         let (&tag, rest) = bytes.split_first()?;
         *bytes = rest;

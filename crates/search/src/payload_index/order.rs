@@ -27,7 +27,7 @@ pub(crate) enum OrderKey {
 }
 
 impl OrderKey {
-    /// Converts a value of a payload; `None` if it is neither a number nor a date.
+    /// Converts a value of a payload. Returns `None` if it is neither a number nor a date.
     pub(crate) fn of(value: &Value) -> Option<OrderKey> {
         match value {
             Value::Number(number) => NumberKey::of(number).map(OrderKey::Number),

@@ -7,7 +7,7 @@ use coarse::RowSet;
 pub(crate) struct RowSelection {
     /// Rows that meet it.
     sure: RowSet,
-    /// These and the undecided rows; `None` if no row is undecided.
+    /// These and the undecided rows, or `None` if no row is undecided.
     possible: Option<RowSet>,
 }
 
@@ -91,7 +91,7 @@ impl RowSelection {
 pub(crate) struct SelectionParts {
     /// Rows that meet the condition.
     pub(crate) sure: RowSet,
-    /// Other rows that may meet it; `None` if there are none.
+    /// Other rows that may meet it, or `None` if there are none.
     pub(crate) undecided: Option<RowSet>,
 }
 

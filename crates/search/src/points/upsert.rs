@@ -41,8 +41,8 @@ impl UpsertCondition {
         self.mode == UpsertMode::All && self.filter.is_none()
     }
 
-    /// Returns true if a point may be written. `stored` is the stored payload of the point with
-    /// its internal id; `None` if the point does not exist.
+    /// Returns true if a point may be written. `stored` is the stored payload of the point with its
+    /// internal id, or `None` if the point does not exist.
     pub(crate) fn permits(&self, internal: u64, stored: Option<&[u8]>) -> bool {
         match stored {
             None => self.mode != UpsertMode::UpdateOnly,

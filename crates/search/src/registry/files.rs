@@ -40,7 +40,7 @@ pub struct CollectionSettings {
     pub vector_name: String,
     /// Content of the records.
     pub records: RecordKind,
-    /// Access to its files; `None` follows the server.
+    /// Access to its files. `None` follows the server.
     pub medium: Option<MediumChoice>,
     /// Data that an API keeps with the collection: its kind, its model, the client's configuration.
     /// Any JSON.
@@ -214,7 +214,7 @@ pub(super) fn decode<T: DeserializeOwned>(kind: &str, text: &[u8]) -> Result<T> 
     serde_json::from_slice(body).map_err(|error| odd(error.to_string()))
 }
 
-/// Reads a file; `None` if it does not exist.
+/// Reads a file. Returns `None` if it does not exist.
 pub(crate) fn read<T: DeserializeOwned>(kind: &str, path: &Path) -> Result<Option<T>> {
     let fail = |error: std::io::Error| Error::io(path, &error);
     let file = match File::open(path) {

@@ -27,9 +27,9 @@ pub struct RegistryOptions {
     pub memory_bytes: u64,
     /// Bytes of it for the caches of records and of whole blocks of their files.
     pub cache_bytes: u64,
-    /// Maximum bytes of a memtable; 0 for a share of the memory.
+    /// Maximum bytes of a memtable, or 0 for a share of the memory.
     pub memtable_bytes: u64,
-    /// Search threads; 0 for one per core.
+    /// Search threads, or 0 for one per core.
     pub threads: usize,
     /// Maximum waiting queries.
     pub queue_max: usize,

@@ -117,7 +117,7 @@ impl SharedCaches {
         SharedCaches { cache, blocks, checked: CheckedFiles::default(), cache_bytes }
     }
 
-    /// Returns the maximum bytes of the caches; 0 if there are none.
+    /// Returns the maximum bytes of the caches, or 0 if there are none.
     pub(crate) fn cache_bytes(&self) -> u64 {
         self.cache_bytes
     }

@@ -119,7 +119,7 @@ pub trait Records: Send + Sync {
     /// Returns the file that holds them.
     fn file(&self) -> &Arc<dyn Sealed>;
 
-    /// Returns the location of the record of `row`; `None` if the row does not exist.
+    /// Returns the location of the record of `row`, or `None` if the row does not exist.
     fn locate(&self, row: u32) -> Option<Address>;
 
     /// Returns the offset of page number 0, if page numbers should be verified.

@@ -17,7 +17,7 @@ const CARRY_BYTES_MAX: usize = PAGE_BYTES - 1;
 /// Damage of a segment's file, found by a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentFileDamage {
-    /// Damaged page, counted from the start of the file; `None` if no page is known.
+    /// Damaged page, counted from the start of the file, or `None` if no page is known.
     pub(crate) page: Option<u64>,
     /// Section and description of the damage.
     pub(crate) reason: String,

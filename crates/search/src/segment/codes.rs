@@ -308,7 +308,7 @@ impl MissingRange<'_> {
         }
     }
 
-    /// Returns the content; `None` if it is damaged.
+    /// Returns the content, or `None` if it is damaged.
     fn content(&mut self) -> Option<BlockContent> {
         let bytes = std::mem::take(&mut self.bytes);
         match (self.lost, self.range.floats) {

@@ -17,7 +17,7 @@ const DAMAGED_MAX: usize = 1024;
 pub struct Quarantined {
     /// Name of the file in the directory of the collection.
     pub file: String,
-    /// Damaged page; `None` for the whole file.
+    /// Damaged page, or `None` for the whole file.
     pub page: Option<u64>,
     /// Description of the damage.
     pub reason: String,

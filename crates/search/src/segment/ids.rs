@@ -121,7 +121,7 @@ impl SegmentIds {
         (ids, self.order.iter().flat_map(|row| row.to_le_bytes()).collect())
     }
 
-    /// Returns the id of a row; `None` beyond the last.
+    /// Returns the id of a row, or `None` beyond the last.
     pub fn id(&self, row: u32) -> Option<u64> {
         self.ids.get(row as usize).copied()
     }

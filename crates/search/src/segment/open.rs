@@ -250,7 +250,7 @@ impl Segment {
         RowScores::new(&self.vectors, &self.file, rows)
     }
 
-    /// Returns the bytes of its codes on the medium; 0 if they are in memory.
+    /// Returns the bytes of its codes on the medium, or 0 if they are in memory.
     pub(crate) fn codes_on_medium(&self) -> u64 {
         self.codes.as_ref().map_or(0, SegmentCodes::bytes)
     }

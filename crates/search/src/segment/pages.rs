@@ -27,7 +27,7 @@ const GAP_PAGES: u32 = 16;
 pub(crate) struct PayloadPass {
     /// Rows that could not be read.
     pub(crate) lost: u32,
-    /// Row to continue with; `None` after the last.
+    /// Row to continue with, or `None` after the last.
     pub(crate) next: Option<u32>,
 }
 

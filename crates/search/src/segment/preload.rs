@@ -61,8 +61,8 @@ pub(super) trait CacheableSection {
     /// Returns the bytes of memory that all of its blocks would take.
     fn cached_bytes_max(&self) -> u64;
 
-    /// Returns the share of its blocks that are cached, estimated from [`SAMPLES`] of them; 0 if it
-    /// has none.
+    /// Returns the share of its blocks that are cached, estimated from [`SAMPLES`] of them, or 0 if
+    /// it has none.
     fn cached_share(&self) -> f64;
 
     /// Returns what was preloaded, and what requests have missed since then.

@@ -189,7 +189,7 @@ impl RowMap {
         self.first_pages[run]..self.first_pages.get(run + 1).copied().unwrap_or(self.pages)
     }
 
-    /// Returns the location of the record of `row`; `None` beyond the last row.
+    /// Returns the location of the record of `row`, or `None` beyond the last row.
     pub fn locate(&self, row: u32) -> Option<RowLocation> {
         if row >= self.rows {
             return None;

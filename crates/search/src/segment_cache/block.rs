@@ -28,7 +28,7 @@ pub(crate) enum BlockContent {
 }
 
 impl BlockContent {
-    /// Returns the bytes of memory that the content takes; 0 in mapped memory.
+    /// Returns the bytes of memory that the content takes, or 0 in mapped memory.
     pub(crate) fn memory_bytes(&self) -> usize {
         match self {
             BlockContent::Bytes(bytes) => bytes.len(),

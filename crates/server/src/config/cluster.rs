@@ -15,19 +15,19 @@ pub struct ClusterConfig {
     pub store_options: StoreOptions,
     /// Addresses of etcd.
     pub etcd: Vec<String>,
-    /// Certificates for etcd; `None` if it is reached without TLS.
+    /// Certificates for etcd, or `None` if it is reached without TLS.
     pub etcd_tls: Option<ClientTlsFiles>,
-    /// User of etcd; `None` if it has no users.
+    /// User of etcd, or `None` if it has no users.
     pub etcd_user: Option<EtcdUser>,
-    /// Issuers of the nodes' certificates; `None` if the nodes do not use TLS.
+    /// Issuers of the nodes' certificates, or `None` if the nodes do not use TLS.
     pub tls_ca: Option<PemSource>,
     /// Name of the cluster in etcd.
     pub name: String,
-    /// Name of this node; `None` is its address.
+    /// Name of this node. `None` is its address.
     pub node: Option<String>,
     /// Work of this node.
     pub roles: Roles,
-    /// `HOST:PORT` at which other nodes reach this one; `None` is the address of the HTTP port.
+    /// `HOST:PORT` at which other nodes reach this one. `None` is the address of the HTTP port.
     pub address: Option<String>,
     /// Share of the shards, relative to the other nodes.
     pub weight: u32,

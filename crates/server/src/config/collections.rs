@@ -15,7 +15,7 @@ const BACKUPS_DIRECTORY: &str = ".backups";
 /// Collections and images: directories and limits.
 #[derive(Clone, PartialEq)]
 pub struct SearchConfig {
-    /// Directory of the collections; `None` serves none.
+    /// Directory of the collections. `None` serves none.
     pub directory: Option<PathBuf>,
     /// True if the server must not start without the directory. Otherwise it starts without
     /// collections.
@@ -24,10 +24,10 @@ pub struct SearchConfig {
     pub memory_bytes: u64,
     /// Part of that memory which caches the most read records.
     pub cache_bytes: u64,
-    /// Bytes of the collections' disk that stay free; `None` is a share of the disk, 0 is no
+    /// Bytes of the collections' disk that stay free. `None` is a share of the disk, 0 is no
     /// reserve.
     pub disk_reserve: Option<u64>,
-    /// Threads that search; 0 is one per core.
+    /// Threads that search. 0 is one per core.
     pub threads: usize,
     /// Access to the files of collections that do not choose themselves.
     pub medium: SearchMedium,
@@ -37,24 +37,24 @@ pub struct SearchConfig {
     pub codes: CodesPlace,
     /// Threads that build the index of a segment; a quarter of the cores by default.
     pub build_threads: usize,
-    /// Bytes per second that flushes and merges read and write together; 0 means no limit.
+    /// Bytes per second that flushes and merges read and write together. 0 means no limit.
     pub background_rate: u64,
     /// Segments of similar size that are merged into one.
     pub merge_segments: usize,
     /// Maximum live rows of a merged segment.
     pub segment_rows: u32,
-    /// Directory or URL of the original images; `None` is a directory beside the collections.
+    /// Directory or URL of the original images. `None` is a directory beside the collections.
     pub originals: Option<String>,
     /// Options of that URL.
     pub originals_options: StoreOptions,
-    /// Model that embeds images; `None` is the only served model whose input can be an image.
+    /// Model that embeds images. `None` is the only served model whose input can be an image.
     pub embedding_model: Option<String>,
     /// Maximum collections.
     pub collections_max: usize,
     /// Key that may write, or that has an administrator's rights if there is no other key. It signs
     /// tokens.
     pub api_key: Option<String>,
-    /// GPU that ranks large segments; `None` uses the processor only.
+    /// GPU that ranks large segments. `None` uses the processor only.
     pub gpu: Option<coarse::device::GpuOptions>,
     /// Backups of collections.
     pub backups: BackupSettings,
@@ -63,16 +63,16 @@ pub struct SearchConfig {
 /// Backups of collections: their store, rate and schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackupSettings {
-    /// Directory or URL of the store; `None` is a directory inside the directory of the
+    /// Directory or URL of the store. `None` is a directory inside the directory of the
     /// collections.
     pub place: Option<String>,
     /// Options of that URL.
     pub options: StoreOptions,
     /// Limit of the bytes per second that backups read and send.
     pub rate: os::Rate,
-    /// Interval of backups of all collections; `None` makes none.
+    /// Interval of backups of all collections. `None` makes none.
     pub every: Option<Duration>,
-    /// Newest backups of a collection that are kept after a scheduled backup; `None` keeps all.
+    /// Newest backups of a collection that are kept after a scheduled backup. `None` keeps all.
     pub keep_newest: Option<usize>,
 }
 

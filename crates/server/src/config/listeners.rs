@@ -26,13 +26,13 @@ const DRAIN_TIME: Duration = Duration::from_secs(1);
 pub struct ListenerConfig {
     /// Address to listen on.
     pub host: IpAddr,
-    /// HTTP port; 0 picks a free one, and `None` offers no HTTP.
+    /// HTTP port. 0 picks a free one, and `None` offers no HTTP.
     pub http_port: Option<u16>,
-    /// gRPC port; 0 picks a free one, and `None` offers no gRPC over TCP.
+    /// gRPC port. 0 picks a free one, and `None` offers no gRPC over TCP.
     pub grpc_port: Option<u16>,
     /// Port of HTTP for admin calls, metrics and pages, which the other ports then do not offer.
     pub admin_port: Option<u16>,
-    /// Address of the admin port; `None` is `host`.
+    /// Address of the admin port. `None` is `host`.
     pub admin_host: Option<IpAddr>,
     /// Path of a Unix socket for HTTP.
     pub http_socket: Option<PathBuf>,
@@ -40,7 +40,7 @@ pub struct ListenerConfig {
     pub grpc_socket: Option<PathBuf>,
     /// Mode of the files of the Unix sockets.
     pub socket_mode: u32,
-    /// Certificates of both ports; `None` serves plain text.
+    /// Certificates of both ports. `None` serves plain text.
     pub tls: Option<TlsFiles>,
     /// Serve HTTP in plain text although there are certificates, as TensorFlow Serving does.
     pub plain_http: bool,
@@ -72,7 +72,7 @@ pub struct ListenerConfig {
     pub readiness: ReadinessPolicy,
     /// Origins whose pages may use the HTTP API.
     pub cors: CorsPolicy,
-    /// Path of the metrics under TensorFlow Serving's names; `None` does not offer them.
+    /// Path of the metrics under TensorFlow Serving's names. `None` does not offer them.
     pub tfs_metrics: Option<String>,
     /// Other servers whose metric names `/metrics` has in addition to Millpond's.
     pub metric_names: MetricNames,

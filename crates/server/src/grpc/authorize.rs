@@ -29,8 +29,8 @@ const INFER: [&str; 5] = [
     "/grpc.reflection.v1alpha.ServerReflection/",
 ];
 
-/// Returns the least role for the method at `path`; `None` for a health check. A method that is not
-/// known here needs an administrator's key. The calls of Qdrant's interface are not known here.
+/// Returns the least role for the method at `path`, or `None` for a health check. A method that is
+/// not known here needs an administrator's key. The calls of Qdrant's interface are not known here.
 fn role(path: &str) -> Option<KeyRole> {
     match path {
         "/inference.GRPCInferenceService/ServerLive"

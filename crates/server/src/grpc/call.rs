@@ -28,7 +28,7 @@ pub(super) const SMALL_BYTES_MAX: usize = 4 << 20;
 pub(super) struct InferenceCall<M> {
     pub(super) ticket: RequestTicket,
     pub(super) decoded: DecodedMessage<M>,
-    /// Time until the client's deadline; `None` if the client set none.
+    /// Time until the client's deadline, or `None` if the client set none.
     pub(super) timeout: Option<Duration>,
     /// The key for rollouts.
     pub(super) key: Option<RequestKey>,

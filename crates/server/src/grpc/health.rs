@@ -28,7 +28,7 @@ const STATUSES_MAX: usize = 2;
 /// Services as TensorFlow Serving's health service names them, for which its probes ask.
 const SHORT_NAMES: [&str; 2] = ["ModelService", "PredictionService"];
 
-/// Returns the status of the server (empty name), a service or a model; `None` for another name.
+/// Returns the status of the server (empty name), a service or a model, or `None` for another name.
 fn status(state: &ModelsState, name: &str) -> Option<ServingStatus> {
     let is_server = name.is_empty() || reflection::is_service(name);
     let ready = if is_server { None } else { state.lifecycle.catalog().ready(name) };

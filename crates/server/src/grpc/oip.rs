@@ -36,7 +36,7 @@ const ERRORS_END_STREAM: &str = "triton_grpc_error";
 /// when the budget is used up.
 const FAILED_ID_BYTES_MAX: usize = 256;
 
-/// Returns the version that a request names; `None` if the field is empty.
+/// Returns the version that a request names, or `None` if the field is empty.
 fn named_version(text: &str) -> Result<Option<u64>> {
     if text.is_empty() { Ok(None) } else { signatures::parse_version(text).map(Some) }
 }

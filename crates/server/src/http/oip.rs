@@ -58,7 +58,7 @@ impl ModelPath {
     }
 }
 
-/// Returns the alternative to a route of Triton that is not offered; `None` for any other path.
+/// Returns the alternative to a route of Triton that is not offered, or `None` for any other path.
 pub(super) fn not_offered(path: &str) -> Option<&'static str> {
     let rest = path.strip_prefix("/v2/")?;
     let first = rest.split('/').next().unwrap_or_default();

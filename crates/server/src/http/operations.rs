@@ -71,7 +71,7 @@ pub(super) fn is_open(route: &str) -> bool {
     OPEN.contains(&route)
 }
 
-/// Returns the operation of a request; `None` for a health check. A route that is not known here
+/// Returns the operation of a request, or `None` for a health check. A route that is not known here
 /// needs at least the right to read, or an administrator's key for any method except GET.
 pub(super) fn operation(request: &Parts, path: &RawPathParams) -> Option<Operation> {
     let route = request.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);

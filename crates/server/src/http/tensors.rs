@@ -28,7 +28,7 @@ pub(super) struct TensorBody {
 }
 
 impl TensorBody {
-    /// Examines `body` for a model with `signature`. The first `header_length` bytes are JSON;
+    /// Examines `body` for a model with `signature`. The first `header_length` bytes are JSON.
     /// `None` is all of them.
     pub(super) fn new(
         body: Bytes,

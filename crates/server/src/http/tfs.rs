@@ -238,7 +238,8 @@ async fn answer(
     }
 }
 
-/// Returns the time limit in the header `Grpc-Timeout`, in gRPC's form; `None` without this header.
+/// Returns the time limit in the header `Grpc-Timeout`, in gRPC's form, or `None` without this
+/// header.
 ///
 /// # Errors
 /// `InvalidArgument` for a header in another form.

@@ -138,7 +138,7 @@ impl FaultMedium {
         self.shared.model().operations
     }
 
-    /// Sets the bytes that fit on the medium; `None` means no limit.
+    /// Sets the bytes that fit on the medium. `None` means no limit.
     pub fn set_space(&self, bytes: Option<u64>) {
         self.shared.space.store(bytes.unwrap_or(u64::MAX), Ordering::SeqCst);
     }

@@ -54,7 +54,7 @@ pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// Returns the number of a log's first payload; `None` for a damaged header.
+/// Returns the number of a log's first payload, or `None` for a damaged header.
 pub(super) fn first(log: &[u8]) -> Option<u64> {
     let header = whole_header(log).filter(|header| u32_at(header, 8) == VERSION);
     header.map(|header| u64_at(header, 16))
@@ -74,7 +74,7 @@ pub(super) fn check_version(log: &[u8]) -> Result<()> {
     )))
 }
 
-/// Returns the header of a log of any version; `None` for a damaged one.
+/// Returns the header of a log of any version, or `None` for a damaged one.
 fn whole_header(log: &[u8]) -> Option<&[u8]> {
     let header = log.get(..HEADER_BYTES)?;
     let is_whole = crc32c::crc32c(&header[..60]) == u32_at(header, 60);

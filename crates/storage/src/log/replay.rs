@@ -53,7 +53,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Returns the keys of the payloads of `damage`; `None` if some are unknown.
+    /// Returns the keys of the payloads of `damage`, or `None` if some are unknown.
     pub fn keys_of(&self, damage: &Damage) -> Option<Vec<u64>> {
         let known =
             self.lost_keys.range(damage.lost.clone()).map(|(_, key)| *key).collect::<Vec<u64>>();

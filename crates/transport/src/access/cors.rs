@@ -107,7 +107,7 @@ impl CorsPolicy {
         response
     }
 
-    /// Returns the origin that the answer names; `None` refuses the page.
+    /// Returns the origin that the answer names. `None` refuses the page.
     fn allowed(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         match self {
             CorsPolicy::Any => Some(HeaderValue::from_static("*")),

@@ -70,7 +70,7 @@ impl AccessPolicy {
         ))
     }
 
-    /// Returns the rights of a request's key; `None` if the operation needs none.
+    /// Returns the rights of a request's key, or `None` if the operation needs none.
     fn admit(
         &self,
         parts: &Parts,
@@ -99,7 +99,7 @@ impl AccessPolicy {
 /// The rules of [`AccessPolicy::guard_operations`].
 #[derive(Clone, Copy)]
 pub struct OperationGuard {
-    /// Returns the operation of a request; `None` needs no key.
+    /// Returns the operation of a request, or `None` if it needs no key.
     pub operation: fn(&Parts, &RawPathParams) -> Option<Operation>,
     /// Answers a request without a key.
     pub unauthenticated: fn(&Parts, &Error) -> Response,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::Error;
 use os::CpuAccount;
 
-/// Limits as an operator sets them; `None` means no limit.
+/// Limits as an operator sets them. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct KeyQuota {
     pub(super) requests_per_second: Option<f64>,

@@ -73,7 +73,7 @@ pub struct AccessPolicy {
     pub allowed_hosts: Vec<String>,
     /// Accept admin calls from other machines, with the admin key.
     pub allow_remote_admin: bool,
-    /// Keys of all calls but health checks; `None` needs none.
+    /// Keys of all calls but health checks. `None` needs none.
     pub keys: Option<Arc<KeyRing>>,
     /// Origins whose pages may use the API.
     pub cors: CorsPolicy,
@@ -116,7 +116,7 @@ impl AccessPolicy {
         self.host.is_loopback() && !self.allow_remote_admin && self.keys.is_none()
     }
 
-    /// Returns the rights of a request's key; `None` if the server needs no keys. Counts the
+    /// Returns the rights of a request's key, or `None` if the server needs no keys. Counts the
     /// request.
     ///
     /// # Errors

@@ -57,12 +57,12 @@ pub(super) enum CollectionUsage {
     Manage,
 }
 
-/// Returns true if `rules` permit `name`; `None` permits all.
+/// Returns true if `rules` permit `name`. `None` permits all.
 pub(super) fn permits(rules: Option<&[NameRule]>, name: &str) -> bool {
     rules.is_none_or(|rules| rules.iter().any(|rule| rule.matches(name)))
 }
 
-/// Returns true if `rules` permit every name; `None` permits all.
+/// Returns true if `rules` permit every name. `None` permits all.
 pub(super) fn permits_all(rules: Option<&[NameRule]>) -> bool {
     rules.is_none_or(|rules| rules.iter().any(NameRule::matches_all))
 }

@@ -101,7 +101,7 @@ impl TokenReader {
         }
     }
 
-    /// Returns the rights of a token; `None` if `text` does not have the form of a token.
+    /// Returns the rights of a token, or `None` if `text` does not have the form of a token.
     ///
     /// # Errors
     /// `PermissionDenied` with the reason why the token is not accepted.

@@ -122,7 +122,7 @@ pub struct TlsFiles {
     pub cert: PemSource,
     /// Private key of the certificate.
     pub key: PemSource,
-    /// Certificates of the issuers of client certificates; `None` accepts clients without one.
+    /// Certificates of the issuers of client certificates. `None` accepts clients without one.
     pub client_ca: Option<PemSource>,
 }
 

@@ -77,7 +77,7 @@ impl Area {
         self.inside[y / CELL * self.quality.width + x / CELL]
     }
 
-    /// Returns the cell of a position; `None` outside of the image.
+    /// Returns the cell of a position, or `None` outside of the image.
     fn cell(&self, x: f32, y: f32) -> Option<usize> {
         let (column, row) = ((x / CELL as f32).floor(), (y / CELL as f32).floor());
         let within = column >= 0.0 && row >= 0.0 && (column as usize) < self.quality.width;

@@ -127,7 +127,8 @@ impl Kernel {
     }
 }
 
-/// Filters each cell for its direction and distance; 0 in a cell that is not `wanted`.
+/// Filters each cell for its direction and distance. The result is 0 in a cell that is not
+/// `wanted`.
 pub(super) fn filtered(
     plane: &Plane,
     flow: &Flow,

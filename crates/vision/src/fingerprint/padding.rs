@@ -17,7 +17,7 @@ const WEIGHT_MIN: f32 = 1e-3;
 /// The pixels of an image without its padding.
 #[derive(Clone, Debug)]
 pub(super) struct PaddingMask {
-    /// 0 for padding, 1 for other pixels; `None` if the image has no padding.
+    /// 0 for padding, 1 for other pixels, or `None` if the image has no padding.
     pixels: Option<Plane>,
 }
 

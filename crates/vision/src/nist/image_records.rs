@@ -17,8 +17,8 @@ const NO_FINGER: u8 = 255;
 /// Resolution of images that were scaled to the standard's least, in dots per inch.
 const RESOLUTION_LEAST: f32 = 500.0;
 
-/// Reads a record of type 4; `None` if it has no image, as that of an amputated finger. `native` is
-/// the resolution of an image that was not scaled.
+/// Reads a record of type 4. Returns `None` if it has no image, as that of an amputated finger.
+/// `native` is the resolution of an image that was not scaled.
 pub(super) fn binary(record: &[u8], native: Option<f32>) -> Result<Option<NistImage<'_>>> {
     let parse = || {
         // Bytes: length 4, index 1, impression 1, fingers 6, resolution 1, columns 2, rows 2,
@@ -68,7 +68,7 @@ fn by_name(name: &[u8]) -> NistCompression {
     }
 }
 
-/// Reads a record of type 14; `None` if it has no image, as that of an amputated finger.
+/// Reads a record of type 14. Returns `None` if it has no image, as that of an amputated finger.
 pub(super) fn tagged(record: &[u8]) -> Result<Option<NistImage<'_>>> {
     let mut image = NistImage {
         record_type: 14,

@@ -47,7 +47,7 @@ pub struct NistImage<'a> {
     pub width: u32,
     /// Rows, as the record states.
     pub height: u32,
-    /// Resolution along the rows, as the record states; `None` if it names none.
+    /// Resolution along the rows, as the record states, or `None` if it names none.
     pub dots_per_inch: Option<f32>,
     /// Compression, as the record states.
     pub compression: NistCompression,
@@ -149,7 +149,7 @@ impl NistImage<'_> {
         )))
     }
 
-    /// Returns the format of the file that the image is; `None` for uncompressed grey levels.
+    /// Returns the format of the file that the image is, or `None` for uncompressed grey levels.
     ///
     /// # Errors
     /// `InvalidArgument` for an unsupported compression, or if the data are not such a file.

@@ -49,7 +49,7 @@ pub fn nist_file_of(bytes: &[u8], image: &NistImage<'_>) -> Result<Vec<u8>> {
     Ok([START.as_bytes(), length.to_string().as_bytes(), &head, image.record].concat())
 }
 
-/// Returns the number that the record of an image has in its file; 0 if it states none.
+/// Returns the number that the record of an image has in its file, or 0 if it states none.
 fn index(image: &NistImage<'_>) -> u8 {
     let index = if image.record_type == 4 {
         image.record.get(INDEX_AT).copied()

@@ -57,7 +57,7 @@ impl<'a> Transaction<'a> {
         plausible(per_millimetre * INCH)
     }
 
-    /// Returns the next record; `None` after the last.
+    /// Returns the next record, or `None` after the last.
     pub(super) fn next_record(&mut self) -> Result<Option<Record<'a>>> {
         if self.contents.is_empty() {
             return Ok(None);

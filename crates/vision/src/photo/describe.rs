@@ -19,7 +19,7 @@ const SIDE: usize = (CELLS + 1) * SAMPLES;
 /// Length of a cell in the keypoint's standard deviations (Lowe).
 const CELL: f32 = 3.0;
 
-/// Returns the descriptor; `None` if the patch is flat.
+/// Returns the descriptor, or `None` if the patch is flat.
 pub(super) fn descriptor(
     space: &ScaleSpace,
     keypoint: &Keypoint,

@@ -102,7 +102,7 @@ struct Extremum {
     response: f32,
 }
 
-/// Fits a parabola along each axis; `None` on edges.
+/// Fits a parabola along each axis. Returns `None` on edges.
 fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Extremum> {
     let now = around[1];
     let value = now[at];

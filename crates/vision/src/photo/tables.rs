@@ -28,9 +28,9 @@ pub(super) fn cos_sin(turns: f32) -> (f32, f32) {
     }
 }
 
-/// Returns the direction of (x, y) in turns, 0 to 1; 0 for (0, 0). The arc tangent follows Rajan,
-/// Wang, Inkol and Joyal ("Efficient approximations for the arctangent function", 2006), within 0.1
-/// degrees.
+/// Returns the direction of (x, y) in turns, 0 to 1, or 0 for (0, 0). The arc tangent follows
+/// Rajan, Wang, Inkol and Joyal ("Efficient approximations for the arctangent function", 2006),
+/// within 0.1 degrees.
 pub(super) fn direction(x: f32, y: f32) -> f32 {
     let (ax, ay) = (x.abs(), y.abs());
     let (low, high) = if ax < ay { (ax, ay) } else { (ay, ax) };

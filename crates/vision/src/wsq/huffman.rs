@@ -64,7 +64,7 @@ impl HuffmanTable {
         Ok(HuffmanTable { lengths, symbols: symbols.to_vec() })
     }
 
-    /// Reads a code; `None` at the end of the block.
+    /// Reads a code. Returns `None` at the end of the block.
     fn symbol(&self, stream: &mut Stream) -> Result<Option<u8>> {
         let mut code = 0;
         let mut read = 0;

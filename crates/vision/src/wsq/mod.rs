@@ -59,7 +59,7 @@ pub(crate) fn announced(bytes: &[u8]) -> Result<Announced> {
     }
 }
 
-/// Returns the resolution in NIST's comment ("PPI 500"); `None` without one.
+/// Returns the resolution in NIST's comment ("PPI 500"), or `None` without one.
 pub(crate) fn dots_per_inch(bytes: &[u8]) -> Option<f32> {
     let mut stream = Stream::open(bytes).ok()?;
     for _ in 0..SEGMENTS_MAX {

@@ -76,7 +76,7 @@ impl<'a> Stream<'a> {
         Ok(byte)
     }
 
-    /// Reads a bit of a block; `None` at a marker. Markers for a restart are passed over.
+    /// Reads a bit of a block. Returns `None` at a marker. Markers for a restart are passed over.
     pub(super) fn bit(&mut self) -> Result<Option<u32>> {
         if self.bits == 0 {
             let byte = *self.bytes.get(self.at).ok_or_else(truncated)?;

@@ -115,7 +115,7 @@ impl SymmetricExtension {
         }
     }
 
-    /// Returns the coefficient that stands at `place`, and its sign; `None` if it is zero.
+    /// Returns the coefficient that stands at `place`, and its sign, or `None` if it is zero.
     fn inside(self, mut place: isize, count: usize) -> Option<(usize, f32)> {
         let count = count as isize;
         if count == 0 {

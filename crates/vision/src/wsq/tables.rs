@@ -42,7 +42,7 @@ pub(super) struct Quantizer {
 /// Quantisation of a subband.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(super) struct QuantizerBins {
-    /// Width of a bin (Q); 0 if the subband is not in the file.
+    /// Width of a bin (Q), or 0 if the subband is not in the file.
     pub(super) width: f32,
     /// Width of the bin around zero (Z).
     pub(super) zero_width: f32,

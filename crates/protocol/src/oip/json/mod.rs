@@ -26,6 +26,6 @@ use bytes::Bytes;
 pub struct Body {
     /// JSON, followed by the raw tensors.
     pub body: Bytes,
-    /// The value of the header; `None` if the whole body is JSON.
+    /// The value of the header, or `None` if the whole body is JSON.
     pub header_length: Option<usize>,
 }

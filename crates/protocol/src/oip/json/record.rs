@@ -36,7 +36,7 @@ pub struct InferRecord<'a> {
     pub error: Option<&'a str>,
     /// Id of the trace, if the request is traced.
     pub trace_id: Option<String>,
-    /// Signature of the request; `None` for the model's default.
+    /// Signature of the request, or `None` for the model's default.
     pub signature: Option<&'a str>,
     /// Inputs of the request.
     pub inputs: &'a [NamedTensor],
@@ -120,7 +120,7 @@ fn member(line: &mut Vec<u8>, name: &str, value: &str) {
     string(line, value);
 }
 
-/// Takes the first line that is not blank off `rest`; `None` if there is none.
+/// Takes the first line that is not blank off `rest`. Returns `None` if there is none.
 pub fn next_line(rest: &mut Bytes) -> Option<Bytes> {
     while !rest.is_empty() {
         let end = memchr(b'\n', rest).unwrap_or(rest.len());

@@ -17,7 +17,7 @@ use crate::wire;
 pub struct RequestedOutput {
     /// Name of the output.
     pub name: Arc<str>,
-    /// True for raw elements, false for JSON; `None` for the request's default.
+    /// True for raw elements, false for JSON, or `None` for the request's default.
     pub binary: Option<bool>,
 }
 

@@ -116,7 +116,7 @@ pub(super) fn features<'a>(
     Ok(())
 }
 
-/// Returns the name of an entry and its list; `None` for a feature without a kind.
+/// Returns the name of an entry and its list, or `None` for a feature without a kind.
 fn feature(mut entry: &[u8]) -> Result<(&[u8], Option<FeatureList<'_>>)> {
     let mut name = &entry[..0];
     let mut list = None;

@@ -184,8 +184,8 @@ impl<'a> FeatureReader<'a> {
         })
     }
 
-    /// Returns the number of values that each example has for each input; `None` for an input that
-    /// is left out.
+    /// Returns the number of values that each example has for each input, or `None` for an input
+    /// that is left out.
     fn sizes(&self) -> Result<Vec<Option<usize>>> {
         let mut sizes: Vec<Option<usize>> = vec![None; self.specs.len()];
         let mut missing: Vec<Option<usize>> = vec![None; self.specs.len()];

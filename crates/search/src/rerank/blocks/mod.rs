@@ -74,7 +74,8 @@ impl CachedBlock {
         1 << ((offset.saturating_sub(self.start) / PAGE_BYTES as u64) % 64)
     }
 
-    /// Returns the bytes from `offset` of the file; `None` if the block does not hold all of them.
+    /// Returns the bytes from `offset` of the file, or `None` if the block does not hold all of
+    /// them.
     pub(super) fn part(&self, offset: u64, bytes: u32) -> Option<&[u8]> {
         let start = usize::try_from(offset.checked_sub(self.start)?).ok()?;
         self.bytes.get(..self.filled)?.get(start..start.checked_add(bytes as usize)?)
@@ -127,7 +128,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Creates a cache of `bytes` in total; `None` if that is too little.
+    /// Creates a cache of `bytes` in total. Returns `None` if that is too little.
     pub(super) fn new(bytes: u64) -> Option<Blocks> {
         let most = usize::try_from(bytes).ok()? / (BLOCK_BYTES + BlockShard::overhead(1));
         let shards = (most / SHARD_BLOCKS_MIN).clamp(1, SHARDS_MAX);

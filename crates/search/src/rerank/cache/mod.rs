@@ -74,8 +74,8 @@ pub(crate) struct RecordCache {
 }
 
 impl RecordCache {
-    /// Creates a cache of `bytes` in total, for records of about `record_bytes`; `None` if that is
-    /// too little for one.
+    /// Creates a cache of `bytes` in total, for records of about `record_bytes`. Returns `None` if
+    /// that is too little for one.
     pub(crate) fn new(bytes: u64, record_bytes: u32) -> Option<RecordCache> {
         let bytes = usize::try_from(bytes).ok()?;
         let least = SHARD_BYTES_MIN.max(record_bytes as usize * 64);
