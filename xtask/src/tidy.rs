@@ -49,6 +49,7 @@ pub(crate) fn write_report(root: &Path, out: &Path) -> Result<()> {
     std::fs::write(out, json + "\n").with_context(|| out.display().to_string())
 }
 
+/// Checks all rules. Returns the violations.
 fn check(root: &Path) -> Result<Vec<Complaint>> {
     let crates = crate_names(root)?;
     let workspace = workspace_crates(root)?;

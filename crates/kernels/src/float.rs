@@ -359,6 +359,8 @@ mod wide {
         }
     }
 
+    /// Replaces `best` (index and cost) by the nearest of the 16 columns from `column` on, if that
+    /// is nearer. The cost of a column is its square less twice its product.
     #[target_feature(enable = "avx2,fma")]
     #[inline]
     fn nearer_of_16(

@@ -37,6 +37,7 @@ fn transform_any(values: &mut [f32]) {
     values.iter_mut().for_each(|value| *value *= scale);
 }
 
+/// Transforms eight values without the division by the square root of their number.
 #[inline(always)]
 fn transform_eight(v: [f32; 8]) -> [f32; 8] {
     let v = [

@@ -131,6 +131,8 @@ impl Loader {
         outcome
     }
 
+    /// Converts the files of a foreign version, unless the job has their conversion, and loads it.
+    /// Returns the conversion alone if the job only converts.
     fn convert_and_load(
         self: &Arc<Self>,
         runner: &mut BackgroundRunner,
@@ -230,6 +232,7 @@ impl Loader {
         })))
     }
 
+    /// Converts a foreign version into the cache by a child process.
     fn convert(&self, job: &LoadJob, attempt: &Attempt) -> Result<Converted> {
         let cache = self.cache.get().map_err(|error| {
             let kind = match error.kind() {
@@ -446,6 +449,8 @@ impl ThreadMeter {
     }
 }
 
+/// Checks that the file at `path` has the hash in the manifest, if the manifest has one. Returns
+/// `Cancelled` once `stop` is set.
 fn check_hash(path: &Path, file: &FileEntry, stop: &AtomicBool) -> Result<()> {
     use std::io::Read;
     let Some(expected) = &file.blake3 else { return Ok(()) };

@@ -319,6 +319,7 @@ fn with_remedy(endpoint: &Endpoint, error: Error) -> Error {
     }
 }
 
+/// Reads the response of a gRPC call with one message. Returns the message without its prefix.
 async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> {
     let broken = |e: h2::Error| Error::unavailable("answer").caused_by(e);
     let (parts, mut body) = response.into_parts();

@@ -245,6 +245,7 @@ fn client_runtime() -> Result<tokio::runtime::Runtime> {
         .map_err(|e| Error::exhausted("cannot start a client runtime").caused_by(e))
 }
 
+/// Runs the part `index` of the load on the calling thread until the plan ends.
 fn client_thread(
     plan: DrivePlan,
     index: usize,
@@ -317,6 +318,8 @@ impl ClientThread {
         })
     }
 
+    /// Sends a request at each moment of this thread's part of `schedule`. A request that finds too
+    /// many outstanding answers counts as failed.
     async fn open_loop(self: &Rc<Self>, schedule: ArrivalSchedule) -> Result<()> {
         let timer = Timer::new()?;
         let in_flight_max = share(self.plan.in_flight_max, self.plan.threads, self.index).max(1);
@@ -356,6 +359,7 @@ impl ClientThread {
         }
     }
 
+    /// Runs this thread's part of `clients` clients. Each sends its next request after the answer.
     async fn closed_loop(self: &Rc<Self>, clients: usize) -> Result<()> {
         let mine = share(clients, self.plan.threads, self.index);
         let tasks: Vec<_> = (0..mine)

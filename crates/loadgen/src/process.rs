@@ -243,6 +243,7 @@ impl Drop for ServerProcess {
     }
 }
 
+/// Starts the server with its output in the file `log`. It listens at `ports` of 127.0.0.1 only.
 fn spawn(
     mut command: Command,
     env: &BenchEnv,

@@ -32,6 +32,7 @@ pub(crate) fn compare(probe: &Graph, record: &Graph, bits_max: u32) -> (Evidence
     geometry(&own, &other)
 }
 
+/// Compares two graphs without descriptors. Returns the evidence of the best root, with its pairs.
 fn geometry(probe: &[Vertex], record: &[Vertex]) -> (Evidence, Vec<Pair>) {
     let own = edges(probe);
     let other = edges(record);

@@ -414,6 +414,8 @@ pub(crate) async fn part(
     try_part(place, file, range).await
 }
 
+/// Requests the bytes `range` of a file once. The store refuses if the file has changed since it
+/// was listed. A shorter answer is `Unavailable`.
 async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> Result<Bytes> {
     let options = GetOptions {
         range: Some(GetRange::Bounded(range.clone())),

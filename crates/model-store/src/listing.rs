@@ -133,6 +133,8 @@ pub(crate) fn group(objects: &[ObjectMeta], prefix: &Path, model: Option<&str>) 
     listing
 }
 
+/// Adds an object to a version of `model`, or to the files beside its versions. `parts` are the
+/// names of its path below the directory of the model.
 fn add(model: &mut RemoteModel, parts: &[String], object: &ObjectMeta) {
     let file = |parts: &[String]| RemoteFile {
         path: parts.join("/"),

@@ -103,6 +103,7 @@ fn innermost_cause(error: &object_store::Error) -> String {
     }
 }
 
+/// Returns the advice for a store that refuses the credentials, by the URL's scheme.
 fn remedy(scheme: &str, options: &[(String, String)]) -> &'static str {
     let has = |names: &[&str]| options.iter().any(|(name, _)| names.contains(&name.as_str()));
     match scheme {

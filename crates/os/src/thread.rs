@@ -118,6 +118,8 @@ pub fn set_short_turns() -> Result<()> {
     check(set_short_turns_at(nice), "short turns")
 }
 
+/// Sets turns of [`SHORT_TURN`] for the calling thread, which keeps its priority `nice`. Returns
+/// the result of the system call.
 fn set_short_turns_at(nice: libc::c_int) -> libc::c_int {
     /// `struct sched_attr` of linux/sched/types.h, first version.
     #[repr(C)]

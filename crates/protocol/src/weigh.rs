@@ -268,6 +268,8 @@ struct Weigher {
 }
 
 impl Weigher {
+    /// Adds the weight of the fields of the message `rest`. Stops if the work or the counts exceed
+    /// their limits.
     fn message(
         &mut self,
         layout: &'static MessageLayout,

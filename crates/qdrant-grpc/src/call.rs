@@ -193,6 +193,7 @@ impl QdrantCall {
     }
 }
 
+/// Returns the call of a method of the service Points.
 fn of_points(method: &str) -> Option<QdrantCall> {
     Some(match method {
         "Upsert" => {

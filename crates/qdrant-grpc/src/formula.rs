@@ -23,6 +23,7 @@ fn empty() -> Error {
     Error::invalid("an expression of the formula is empty")
 }
 
+/// Returns the JSON of an expression, with the expressions inside it.
 fn expression(given: Expression) -> Result<Value> {
     Ok(match given.variant.ok_or_else(empty)? {
         Variant::Constant(number) => values::finite(f64::from(number))?,

@@ -261,6 +261,8 @@ impl DeletesFile {
         (1..pages).try_for_each(|number| page(bytes, number, seed).map(drop))
     }
 
+    /// Reads the chunks of the bitmap. Returns the numbers of damaged pages, whose rows are
+    /// unknown.
     fn read_chunks(&mut self, bytes: &[u8]) -> Vec<u32> {
         let mut damaged = Vec::new();
         let seed = self.page_seed();

@@ -42,6 +42,7 @@ impl Local {
         Ok(local)
     }
 
+    /// Waits until all models are loaded, and passes each change of a state to `progress`.
     fn wait(&self, timeout: Duration, progress: &mut dyn FnMut(&str)) -> Result<()> {
         let deadline = Instant::now() + timeout;
         let mut told = BTreeMap::new();

@@ -309,6 +309,8 @@ impl PointSearch<'_, '_, '_> {
         })
     }
 
+    /// Chooses the best of the compared points and the default, and builds the result. `tried` is
+    /// the number of points that were measured.
     fn found(
         &self,
         mut standing: Vec<ScoredTunePoint>,

@@ -124,6 +124,8 @@ struct TextChange {
     text: String,
 }
 
+/// Changes or adds the settings of the section `schedule`, and `intra-op-threads`. The rest of the
+/// text stays as it is, with its comments.
 fn edit(text: &str, settings: &Table, intra_op: Option<&Value>) -> Result<String, toml::de::Error> {
     let document = DeTable::parse(text)?;
     let root = document.get_ref();

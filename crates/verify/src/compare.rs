@@ -138,6 +138,8 @@ impl ReplayClient {
 }
 
 impl Comparison {
+    /// Counts and compares the answers of both servers to one request. Keeps them while there is
+    /// room.
     fn add(
         &mut self,
         request: usize,
@@ -230,6 +232,8 @@ impl OutputComparison {
         })
     }
 
+    /// Returns the first difference of two outputs that exceeds the tolerance. Also updates the
+    /// largest difference.
     fn tensors(
         &mut self,
         name: &str,

@@ -201,6 +201,7 @@ pub(crate) fn module_lists(files: &[SourceFile]) -> Vec<Complaint> {
         .collect()
 }
 
+/// Returns a complaint for each use of `unsafe` in a crate that may not have it.
 fn unsafe_fence(path: &str, masked: &str) -> Vec<Complaint> {
     let named = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
     // The fuzz targets count allocations, which takes an allocator of their own. For this reason

@@ -133,6 +133,8 @@ impl Manager {
         }
     }
 
+    /// Moves a waiting request to its next goal as far as possible. The goals are the scan after
+    /// the request, the choice of versions, and their loads.
     fn begin(&mut self, waiter: &mut AdminWaiter, now: Instant) -> Result<()> {
         if let WaiterGoal::Scan { ticket, spec } = &waiter.goal {
             if self.answered.is_none_or(|answered| answered < *ticket) {

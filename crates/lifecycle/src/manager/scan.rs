@@ -32,6 +32,7 @@ impl Manager {
         self.answered = Some(snapshot.answers);
     }
 
+    /// Applies the scan of one model, which adds it if it is new.
     fn on_model_scan(&mut self, scan: ModelScan) {
         let ModelScan { base, contents } = scan;
         let name = base.name.clone();

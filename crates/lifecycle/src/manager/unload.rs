@@ -89,6 +89,7 @@ impl Model {
         }
     }
 
+    /// Reports that version `new` took the place of `old`, with the costs of both.
     pub(super) fn report_swap(&self, context: &ManagerContext, old: Vacated, new: Successor) {
         let Vacated { version: from, drain, unload } = old;
         let Successor { version: to, cost } = new;

@@ -38,6 +38,7 @@ pub(crate) fn compare_answers(
     })
 }
 
+/// Returns the first difference of two outputs as the end of a sentence about the output.
 fn compare_tensors(expected: &Tensor, answered: &Tensor, tolerance: f64) -> Option<String> {
     let form = |tensor: &Tensor| format!("{} {:?}", tensor.dtype(), tensor.shape());
     if expected.dtype() != answered.dtype() || expected.shape() != answered.shape() {

@@ -51,6 +51,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     Ok(found)
 }
 
+/// Reads one representation. `certified` is true if it has the list of certificates.
 fn view(input: &mut Fields<'_>, certified: bool) -> Result<TemplateView> {
     let start = input.at;
     let length = input.number(4)? as usize;

@@ -106,6 +106,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
+    /// Opens the cache of a store, and locks it for this process.
     pub(crate) fn open(source: StoreSource, place: StorePlace, poll: Duration) -> Result<Follower> {
         adopt_former_copies(&source.models_dir, &source.url, source.model.as_deref());
         let cache = StoreCache::open(&source.models_dir)?;

@@ -63,6 +63,7 @@ impl LoadTraces {
         }
     }
 
+    /// Begins, continues or ends the trace of a load with the new state of its version.
     fn changed(&self, change: &StateChange) {
         let id = VersionId { model: change.model.clone(), version: change.version };
         let now = Instant::now();
@@ -104,6 +105,7 @@ impl LoadTraces {
         self.tracer.finish(self.trace(id, LoadTrace { attributes, ..load }, end, error));
     }
 
+    /// Builds the trace of a load. It has one span for the load and one for each stage.
     fn trace(&self, id: &VersionId, load: LoadTrace, end: Instant, error: Option<String>) -> Trace {
         let LoadTrace { ids, start, stages, mut attributes } = load;
         attributes.push(Attribute::new("millpond.model.name", id.model.clone()));

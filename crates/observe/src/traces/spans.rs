@@ -66,6 +66,7 @@ impl Spans<'_> {
     }
 }
 
+/// Builds the span of a request at this server, with its attributes and its outcome.
 fn server_span(request: &TracedRequest, timeline: &RequestTimeline, end: Instant) -> Span {
     let status = if timeline.status.is_empty() { DISCONNECTED } else { timeline.status };
     let kind = ErrorKind::ALL.into_iter().find(|kind| kind.name() == status);

@@ -133,6 +133,8 @@ pub(crate) fn write_nested(
     write(out, tensor, text, shape, start)
 }
 
+/// Appends the elements from `start` on as lists of `shape`, without a check of the shape. `text`
+/// is the form of strings.
 fn write(
     out: &mut Vec<u8>,
     tensor: &Tensor,

@@ -93,6 +93,8 @@ fn field(dtype: DType) -> Option<&'static str> {
     })
 }
 
+/// Checks that the elements of the tensor `name` are in the field for its type, and in no other
+/// one.
 fn check_field(
     name: &str,
     dtype: DType,

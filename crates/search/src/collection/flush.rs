@@ -156,6 +156,9 @@ impl Collection {
         }
     }
 
+    /// Writes the rows of the oldest memtable as a segment, and replaces the memtable by it.
+    /// `headroom` is the memory that is reserved for flushes. A flush with a deadline stops if it
+    /// is late.
     fn flush_memtable(
         &self,
         mut source: MemtableSource,

@@ -351,6 +351,8 @@ impl SegmentsSearch {
         CoarseRequest { params: self.params, floor, ..CoarseRequest::best(self.count) }
     }
 
+    /// Searches one segment. Adds its hits to the best ones, or keeps its candidates for the owner
+    /// if rows are compared exactly later.
     fn search_segment(&self, part: usize, collection: &Collection, thread: &mut SearchThread) {
         let (at, view) = &self.segments[part];
         let mut found = QueryHits::default();

@@ -125,6 +125,8 @@ impl PointsPass {
         scan.check("new points are not in a segment yet")
     }
 
+    /// Visits the rest of a segment by its index, and then by the payloads that the index does not
+    /// cover. Keeps the rest for the next call if `scan` stops.
     fn visit_segment(
         &mut self,
         collection: &Collection,
@@ -197,6 +199,7 @@ impl PointsPass {
         Ok(pass.next)
     }
 
+    /// Visits the unflushed points that were not visited before, until `scan` stops.
     fn visit_memtables(
         &mut self,
         state: &CollectionState,

@@ -368,6 +368,8 @@ impl Collection {
 const UNKNOWN: &str = "their points are not known: any point may be older than what was acknowledged, \
                        missing, or removed";
 
+/// Returns the text about a damaged part of a log. `bytes` is the length of the file, or `None` if
+/// it is missing. `keys` are the ids whose changes are lost, if they are known.
 fn reason(damage: &Damage, bytes: Option<u64>, is_end: bool, keys: Option<&[u64]>) -> String {
     let Damage { offset, bytes: length, lost } = damage;
     let place = match (bytes, is_end) {

@@ -103,6 +103,8 @@ impl Collection {
         Ok(manifest)
     }
 
+    /// Writes the deletes of a segment to a new file if they have changed. Those of a segment that
+    /// is not open are pending deletes.
     fn write_beside(&self, publisher: &mut Publisher, slot: &SegmentSlot) -> Result<()> {
         let files = publisher.files.entry(slot.number).or_default();
         match &slot.content {

@@ -224,6 +224,7 @@ impl Collection {
         }
     }
 
+    /// Opens the segment of `slot` with its deletes, and lets queries search it.
     fn open_segment(&self, slot: &SegmentSlot) -> Result<()> {
         let name = CollectionFile::Segment(slot.number).name();
         let codes = self.codes_options(Some(slot.number));

@@ -240,6 +240,7 @@ impl CollectionState {
         })
     }
 
+    /// Returns the reason why a segment that is not open or is damaged may have the point.
     fn doubt_of_segments(&self, id: u64) -> Option<Error> {
         self.segments.iter().find_map(|slot| {
             let name = || CollectionFile::Segment(slot.number).name();
@@ -337,6 +338,8 @@ impl LiveState {
         change(Arc::make_mut(&mut Arc::make_mut(&mut self.state).doubtful));
     }
 
+    /// Deletes a point. If it is in no memtable and no open segment, it becomes a pending delete of
+    /// each segment that is not open.
     pub(super) fn delete(&mut self, id: u64) {
         if self.state.unknown.contains_key(&id) {
             self.change_unknown(|unknown| {

@@ -193,6 +193,7 @@ impl Collection {
         })
     }
 
+    /// Refuses a point that the collection cannot store, by its embedding, record or payload.
     fn check_point(&self, point: &PointRef<'_>) -> Result<()> {
         let PointRef { embedding, record, payload, .. } = point;
         let dims = self.options.shape.dims;
@@ -251,6 +252,8 @@ impl Collection {
         )))
     }
 
+    /// Writes one change, and waits for room if `room` permits that. Returns its log and its number
+    /// there, for which the caller must wait.
     fn write_one(&self, op: &Op<'_>, room: RoomPolicy) -> Result<(Arc<Log>, u64)> {
         let mut frame = Vec::new();
         op.encode(&mut frame);
@@ -283,6 +286,7 @@ impl Collection {
         }
     }
 
+    /// Writes one change to the log and to memory if there is room. `frame` is the encoded change.
     fn try_write(&self, op: &Op<'_>, frame: &[u8]) -> Result<WriteOutcome> {
         let mut writer = self.writer.lock();
         if let Some(slot) = self.live.lock().full_pending_deletes() {

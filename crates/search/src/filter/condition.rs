@@ -313,6 +313,7 @@ impl Condition {
         std::mem::size_of::<Condition>() as u64 + key as u64 + values
     }
 
+    /// Checks the limits of a condition at `depth`, and adds it to the number of `conditions`.
     fn check(&self, depth: usize, conditions: &mut usize) -> Result<()> {
         let (key, values) = match self {
             Condition::Match { key, matching: Match::Value(_) } => (Some(key), 1),

@@ -62,6 +62,7 @@ impl<'a> Evaluation<'a> {
         RowSelection::sure(RowSet::none(self.input.rows))
     }
 
+    /// Selects the rows that meet a filter, and those that may meet it.
     fn filter(&mut self, filter: &Filter) -> Result<RowSelection> {
         let mut selection: Option<RowSelection> = None;
         let and = |selection: &mut Option<RowSelection>, next: RowSelection| match selection {
@@ -117,6 +118,8 @@ impl<'a> Evaluation<'a> {
         Ok(met)
     }
 
+    /// Selects the rows that meet a condition. Rows are undecided if the index lacks their values,
+    /// and the reason is noted.
     fn condition(&mut self, condition: &Condition) -> Result<RowSelection> {
         let key = match condition {
             Condition::Nested(filter) => return self.filter(filter),

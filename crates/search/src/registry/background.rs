@@ -20,6 +20,7 @@ const SMALL_RELIEF_BYTES_MIN: u64 = 32 << 10;
 /// Many collections have few unflushed bytes if together they take this part of the memory.
 const SMALL_RELIEF_SHARE: u64 = 16;
 
+/// Starts the threads that open collections, flush and merge.
 pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     let opening = core.clone();
     let open = os::thread::spawn("search-open", move || opening.open_all())?;

@@ -31,6 +31,8 @@ impl NamedCollection {
         Ok(())
     }
 
+    /// Writes those points of `new` whose stored payloads meet the condition. No other change comes
+    /// in between.
     fn upsert_chunk_if(&self, new: &[NewPoint<'_>], condition: &UpsertCondition) -> Result<()> {
         let payloads: Vec<Vec<u8>> = new
             .iter()
@@ -145,6 +147,8 @@ impl NamedCollection {
         Ok(missing)
     }
 
+    /// Changes the embeddings of the points that `filter` accepts. No other change comes in between.
+    /// Returns the first id without a point.
     fn change_vectors_chunk(
         &self,
         changes: &[VectorChange<'_>],

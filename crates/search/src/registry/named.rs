@@ -291,6 +291,8 @@ impl NamedCollection {
         on_one_state(|| self.page_from(from, limit, filter, parts))
     }
 
+    /// Reads points until the page is full or the collection ends. Unreadable points make it
+    /// partial.
     fn page_from(
         &self,
         from: Option<&PointId>,

@@ -102,6 +102,8 @@ pub(super) struct SearchPool {
 }
 
 impl SearchPool {
+    /// Starts the search threads. Those for which the memory limit has room reserve memory for
+    /// their readers.
     pub(super) fn start(
         core: Arc<RegistryCore>,
         threads: usize,

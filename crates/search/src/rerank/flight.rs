@@ -146,6 +146,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.query.segments.get(candidate.segment as usize).map(AsRef::as_ref)
     }
 
+    /// Returns the location of a candidate's record, after a check that it is in the file.
     fn locate(&self, candidate: RerankCandidate, limits: &SearchLimits) -> Result<Address> {
         let RerankCandidate { segment, row, .. } = candidate;
         let records = self.records(candidate).ok_or_else(|| {
@@ -297,6 +298,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
         }
     }
 
+    /// Copies the wanted records out of a completed read. Caches them if they were looked up in the
+    /// record cache.
     fn unpack(
         &mut self,
         read: &PendingRead,
@@ -389,6 +392,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         true
     }
 
+    /// Scores a record in mapped memory, and prefetches later ones. Verifies its page once.
     fn score_in_place(&mut self, wanted: WantedRecord, scratch: &mut S::Scratch) {
         fetch_page(self.direct.get(PAGE_AHEAD).and_then(|&ahead| in_place(&self.query, ahead)));
         if let Some(&ahead) = self.direct.get(RECORD_AHEAD) {
@@ -524,6 +528,7 @@ fn key(segments: &[Arc<dyn Records>], candidate: RerankCandidate) -> Option<Reco
     Some(RecordKey { file: records.file().id(), row: candidate.row })
 }
 
+/// Scores a record and ranks it, unless its bound shows that it cannot become a hit.
 fn judge<S: Scorer>(
     scorer: &S,
     ranking: &mut Ranking,

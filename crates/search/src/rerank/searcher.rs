@@ -149,6 +149,7 @@ struct SearcherRun<'s, 'a, S: Scorer> {
 }
 
 impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
+    /// Runs the queries of `source` until it ends and all are answered.
     fn go(&mut self, source: &mut dyn QuerySource<'a, S>) -> Result<()> {
         loop {
             self.admit(source);
@@ -170,6 +171,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         }
     }
 
+    /// Takes new queries from `source`, up to the limit. Waits for one if none is in progress.
     fn admit(&mut self, source: &mut dyn QuerySource<'a, S>) {
         while !self.ended && self.flights.len() < self.searcher.limits.queries {
             match source.next(self.flights.is_empty()) {

@@ -259,6 +259,7 @@ fn write_vectors(
     file.end()
 }
 
+/// Writes the records of the rows in `order` as a section of pages. Returns the pages of the rows.
 fn write_pages(
     file: &mut SegmentFileWriter<'_>,
     kind: u32,

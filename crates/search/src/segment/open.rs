@@ -116,6 +116,8 @@ impl Segment {
         Segment::read(file, name, held, codes).map_err(|error| error.context(name))
     }
 
+    /// Reads the parts of a segment that stay in memory, and prepares the reads of the others.
+    /// `held` becomes the memory that the segment takes.
     fn read(
         file: Arc<dyn Sealed>,
         name: &str,

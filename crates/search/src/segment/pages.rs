@@ -104,6 +104,7 @@ impl SegmentPages {
         Ok(())
     }
 
+    /// Appends the record of `row` to `out`. `cache` keeps the last pages of the caller.
     pub(super) fn one(
         &self,
         file: &dyn Sealed,

@@ -129,6 +129,8 @@ impl RowMap {
         Ok(map)
     }
 
+    /// Checks that the runs of pages are in order and have possible sizes. The error is the wrong
+    /// part.
     fn check(&self) -> Result<(), &'static str> {
         let runs = self.first_rows.len();
         if (runs == 0) != (self.rows == 0) || self.first_rows.first().is_some_and(|&row| row != 0) {

@@ -428,6 +428,7 @@ impl<'a> ExactVectors<'a> {
         outcome
     }
 
+    /// Scores `rows` into `out`, from cached pages or by reads that are in flight together.
     fn read_groups(&self, query: &[f32], rows: &[u32], out: &mut [f32]) -> Result<()> {
         let mut vector = Vec::with_capacity(self.vectors.settings.dims);
         let mut score = |pages: &Range<usize>, members: &[usize], bytes: &[u8], out: &mut [f32]| {
@@ -578,6 +579,7 @@ pub(crate) fn score_rows(
     outcome
 }
 
+/// Submits `reads` as far as the reader has room, and scores each as it completes.
 fn read_rows(
     reader: &mut dyn Reader,
     query: &[f32],

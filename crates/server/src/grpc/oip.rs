@@ -100,6 +100,7 @@ pub(super) async fn model_infer(
     response::single(&state.requests, answer, Some(call.ticket))
 }
 
+/// Answers a stream of requests, in their order.
 pub(super) fn model_stream_infer(
     state: &Arc<ModelsState>,
     stopped: watch::Receiver<bool>,

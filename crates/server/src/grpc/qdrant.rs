@@ -88,6 +88,7 @@ struct ConvertedCall {
     reservation: Reservation,
 }
 
+/// Converts a call to a request of the REST interface, runs its route, and converts the response.
 async fn run(
     requests: &Arc<RequestResources>,
     mut routes: Router,

@@ -137,6 +137,7 @@ fn tfs_model(rest: &str) -> &str {
     path.split_once('/').map_or(path, |(name, _)| name)
 }
 
+/// Returns the least role of a key that a request to `route` needs.
 fn role(method: &Method, route: &str) -> KeyRole {
     let post = method == Method::POST;
     let reads = method.is_safe();

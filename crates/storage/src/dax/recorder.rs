@@ -130,6 +130,7 @@ fn next(random: &mut u64) -> u64 {
     *random
 }
 
+/// Returns the possible states of each line after these events, by the number of the line.
 fn states_of(events: &[StoreEvent]) -> BTreeMap<usize, LineStates> {
     let mut lines: BTreeMap<usize, LineStates> = BTreeMap::new();
     for event in events {

@@ -161,6 +161,7 @@ impl UringReader {
         again.into_iter().try_for_each(|index| self.push(index))
     }
 
+    /// Passes a completed read to `each`, and frees its slot.
     fn hand_over(&mut self, done: &Done, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<()> {
         let ReadSlot { tag, offset, bytes, place, .. } = self.slots[done.slot];
         match done.outcome {

@@ -98,6 +98,7 @@ impl KeyGrant {
         self.check_collections(&Operation { collections, ..Operation::new(KeyRole::Write) })
     }
 
+    /// Refuses an operation on collections that the key may not use in this way.
     fn check_collections(&self, operation: &Operation) -> Result<()> {
         let key = &*self.0;
         let denied = |what: String| Err(Error::denied(format!("key \"{}\" {what}", key.name)));

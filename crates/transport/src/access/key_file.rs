@@ -44,6 +44,7 @@ struct KeyEntry {
 }
 
 impl KeyEntry {
+    /// Checks an entry of the file and converts it.
     fn key(self) -> Result<AccessKey> {
         let name = self.name;
         let wrong = |why: String| Error::invalid(format!("key \"{name}\": {why}"));

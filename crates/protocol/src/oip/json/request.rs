@@ -101,6 +101,8 @@ pub(super) fn read_request(
     read_members(json, Bytes::new(), other)
 }
 
+/// Reads a request. `behind` is the binary data after the JSON. `other` reads a member that a
+/// request does not have, and returns false to skip it.
 fn read_members(
     json: &Bytes,
     behind: Bytes,

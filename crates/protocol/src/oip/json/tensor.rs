@@ -134,6 +134,8 @@ impl TensorMembers {
         })
     }
 
+    /// Checks the members of a tensor, and decodes data that came before its name, type or shape.
+    /// `json` is the text that was read.
     fn finish(self, json: &Bytes) -> Result<PendingTensor> {
         let name = self.name.ok_or_else(|| Error::invalid("a tensor has no \"name\""))?;
         let lacks = |what: &str| Error::invalid(format!("\"{name}\" has no \"{what}\""));

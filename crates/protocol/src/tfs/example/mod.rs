@@ -224,6 +224,8 @@ impl<'a> FeatureReader<'a> {
         Ok(sizes)
     }
 
+    /// Appends the values of all examples to `columns`. An input of `sizes` without a size is left
+    /// out.
     fn fill(
         &self,
         sizes: &[Option<usize>],

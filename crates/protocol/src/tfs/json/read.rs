@@ -73,6 +73,7 @@ pub fn parse_response(body: &Bytes, signature: &Signature) -> Result<Vec<NamedTe
     }
 }
 
+/// Reads a body in row or in column form. `members` names the members of both forms.
 fn parse(
     body: &Bytes,
     specs: &[TensorSpec],
@@ -171,6 +172,7 @@ impl<'a> TensorBuilder<'a> {
     }
 }
 
+/// Reads one tensor without its name, or an object of tensors by name.
 fn read_column(
     reader: &mut JsonReader<'_>,
     specs: &[TensorSpec],
@@ -256,6 +258,7 @@ fn read_instances(reader: &mut JsonReader<'_>, specs: &[TensorSpec]) -> Result<V
     tensors.into_iter().map(finish).collect()
 }
 
+/// Adds one named value of the instance `instances` to the tensor of this name.
 fn read_member<'a>(
     reader: &mut JsonReader<'_>,
     key: &str,

@@ -221,6 +221,8 @@ impl PoolWorker {
         self.paused.pop_front()
     }
 
+    /// Works on a task until it is done or pauses, and keeps its readers for later tasks of the
+    /// collection. Without memory for readers, passes it to a thread with reserved memory.
     fn work(&mut self, mut job: PoolJob) {
         let mut kept = loop {
             match self.take(&job.named) {
