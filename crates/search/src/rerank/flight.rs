@@ -214,9 +214,9 @@ impl<'a, S: Scorer> Flight<'a, S> {
             if !planned.apart {
                 self.take_from_blocks(shared, filler);
             }
-            let sparse = reads.lookups.pays_for(self.fresh.len());
+            let looked_up = reads.lookups.pays_for(self.fresh.len());
             let single = self.fresh.len() == 1;
-            if let Some(cache) = shared.cache.as_ref().filter(|_| sparse) {
+            if let Some(cache) = shared.cache.as_ref().filter(|_| looked_up) {
                 let segments = &self.query.segments;
                 let hits = &mut self.hits;
                 self.fresh.retain(|&wanted| {
@@ -234,7 +234,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
             let past =
                 self.fresh.iter().map(|w| w.address.offset + u64::from(w.address.bytes)).max()?;
             let extent = Extent { offset, bytes: (past - offset) as u32, ..planned };
-            let tag = reads.begin(self.serial, extent, &self.fresh, sparse);
+            let tag = reads.begin(self.serial, extent, &self.fresh, looked_up);
             self.in_flight += 1;
             self.ranked.reads += 1;
             self.ranked.read_bytes += u64::from(extent.bytes);
@@ -308,7 +308,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         buffers: &mut Buffers,
     ) {
         let mut page: Option<(u64, Result<RecordPage<'_>>)> = None;
-        let cache = shared.cache.as_ref().filter(|_| read.sparse);
+        let cache = shared.cache.as_ref().filter(|_| read.looked_up);
         for &wanted in &read.wanted {
             let WantedRecord { candidate, address } = wanted;
             if page.as_ref().is_none_or(|(offset, _)| *offset != address.offset) {

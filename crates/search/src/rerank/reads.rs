@@ -13,7 +13,7 @@ pub(super) struct PendingRead {
     pub(super) wanted: Vec<WantedRecord>,
     /// True if its records were looked up in the cache, so that caching them may avoid the next
     /// read.
-    pub(super) sparse: bool,
+    pub(super) looked_up: bool,
     busy: bool,
 }
 
@@ -63,11 +63,14 @@ impl Reads {
         flight: u64,
         extent: Extent,
         wanted: &[WantedRecord],
-        sparse: bool,
+        looked_up: bool,
     ) -> u64 {
         let tag = self.free.pop().unwrap_or(self.slots.len() as u32);
         if let Some(slot) = self.slots.get_mut(tag as usize) {
-            (slot.flight, slot.extent, slot.sparse, slot.busy) = (flight, extent, sparse, true);
+            slot.flight = flight;
+            slot.extent = extent;
+            slot.looked_up = looked_up;
+            slot.busy = true;
             slot.wanted.clear();
             slot.wanted.extend_from_slice(wanted);
         } else {
@@ -75,7 +78,7 @@ impl Reads {
                 flight,
                 extent,
                 wanted: wanted.to_vec(),
-                sparse,
+                looked_up,
                 busy: true,
             });
         }
