@@ -147,8 +147,8 @@ impl NamedCollection {
         Ok(missing)
     }
 
-    /// Changes the embeddings of the points that `filter` accepts. No other change comes in between.
-    /// Returns the first id without a point.
+    /// Changes the embeddings of the points that `filter` accepts. No other change comes in
+    /// between. Returns the first id without a point.
     fn change_vectors_chunk(
         &self,
         changes: &[VectorChange<'_>],
