@@ -20,8 +20,8 @@ use crate::ignored_settings::IgnoredSettings;
 use crate::loader::Loader;
 use crate::manager::{Manager, ManagerChannels, ManagerShared};
 use crate::message::{
-    AdminCallback, LoadJob, LoadSpec, MESSAGES_MAX, Message, RETIRED_MAX, Retired, RolloutAction,
-    SourceReport,
+    AdminCallback, ConfigurationOrigin, LoadJob, LoadSpec, MESSAGES_MAX, Message, RETIRED_MAX,
+    Retired, RolloutAction, SourceReport,
 };
 use crate::settled::Settled;
 use crate::source::ForeignKind;
@@ -174,19 +174,24 @@ impl Lifecycle {
     /// Returns false if nothing changes: `set` is invalid, too many requests wait
     /// (`ResourceExhausted`), or the lifecycle has stopped (`Unavailable`). `done` was called then.
     pub fn configure(&self, set: ConfigSet, done: AdminCallback) -> bool {
-        self.replace_configuration(set, true, done)
+        self.replace_configuration(set, ConfigurationOrigin::Client, done)
     }
 
     /// Replaces the models and roots as [`Lifecycle::configure`] does, for a source that all
     /// processes of a fleet may follow, such as a file. New versions wait for their turn, and are
     /// not awaited.
     pub fn follow_configuration(&self, set: ConfigSet, done: AdminCallback) -> bool {
-        self.replace_configuration(set, false, done)
+        self.replace_configuration(set, ConfigurationOrigin::Source, done)
     }
 
-    fn replace_configuration(&self, set: ConfigSet, by_hand: bool, done: AdminCallback) -> bool {
+    fn replace_configuration(
+        &self,
+        set: ConfigSet,
+        origin: ConfigurationOrigin,
+        done: AdminCallback,
+    ) -> bool {
         match set.check() {
-            Ok(()) => self.pass_on(Message::Configure { set: Arc::new(set), by_hand, done }),
+            Ok(()) => self.pass_on(Message::Configure { set: Arc::new(set), origin, done }),
             Err(error) => {
                 done(Err(error));
                 false

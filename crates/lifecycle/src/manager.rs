@@ -47,6 +47,7 @@ use model::Model;
 use prefault::Prefault;
 use resume::KeptRollout;
 use scan_times::ScanTimes;
+use update_state::UpdateStage;
 use wake::NextWork;
 
 /// Longest time between two rounds without a message.
@@ -252,7 +253,7 @@ impl Manager {
             Message::Rollout { name, action, done } => {
                 return self.admin_rollout(name.into(), action, done);
             }
-            Message::Configure { set, by_hand, done } => self.configure(set, by_hand, done),
+            Message::Configure { set, origin, done } => self.configure(set, origin, done),
             Message::Sources(report) => {
                 self.on_sources(report);
                 return Touched::All;
@@ -297,12 +298,13 @@ impl Manager {
     /// Takes the steps of one model's policy and reports its status.
     fn step(&mut self, name: &Arc<str>) {
         let by_hand = self.reconfigurations.iter().any(|change| change.by_hand.contains(name));
+        let first_stage = if by_hand { UpdateStage::ByHand } else { UpdateStage::Window };
         let Some(model) = self.models.get_mut(name) else { return };
         model.report_slow_loads(&self.context, Instant::now());
         model.end_impossible_rollouts(&self.context);
         for _ in 0..STEPS_MAX {
             let now = Instant::now();
-            model.take_turns(&self.context, now, by_hand);
+            model.take_turns(&self.context, now, first_stage);
             model.drop_pointless_loads(&self.context, now);
             model.drop_impossible_reloads();
             let views = model.views(now);

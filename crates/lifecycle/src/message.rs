@@ -23,6 +23,15 @@ pub(crate) const MESSAGES_MAX: usize = 1024;
 /// others.
 pub(crate) const RETIRED_MAX: usize = 256;
 
+/// Origin of a change of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConfigurationOrigin {
+    /// A client requested the change. Its new versions do not wait for a turn in the fleet.
+    Client,
+    /// A source that all processes of a fleet may follow, such as a file.
+    Source,
+}
+
 /// Versions that an administrator's request loads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadSpec {
@@ -124,8 +133,7 @@ pub(crate) enum Message {
     /// Replaces the models and roots.
     Configure {
         set: Arc<ConfigSet>,
-        /// True if a client requested it.
-        by_hand: bool,
+        origin: ConfigurationOrigin,
         done: AdminCallback,
     },
     Sources(SourceReport),

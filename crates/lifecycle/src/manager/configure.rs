@@ -9,7 +9,7 @@ use base::{Error, Result};
 use super::Manager;
 use super::admin::{CHANGING_WAIT_MAX, WAIT_MAX};
 use super::model::Model;
-use crate::message::AdminCallback;
+use crate::message::{AdminCallback, ConfigurationOrigin};
 use crate::{ConfigSet, ModelConfig};
 
 /// Most replacements that wait for their models at the same time. Beyond it, the first one is not
@@ -31,8 +31,13 @@ pub(super) struct Reconfiguration {
 
 impl Manager {
     /// Replaces the configuration and requests a scan. `done` is called once all new and changed
-    /// models had their first try. `by_hand` is true for a change by an administrator.
-    pub(super) fn configure(&mut self, set: Arc<ConfigSet>, by_hand: bool, done: AdminCallback) {
+    /// models had their first try.
+    pub(super) fn configure(
+        &mut self,
+        set: Arc<ConfigSet>,
+        origin: ConfigurationOrigin,
+        done: AdminCallback,
+    ) {
         // The new change is not refused here, because the server counts it as current already and
         // sends it only once.
         let mut still_by_hand = BTreeSet::new();
@@ -50,8 +55,9 @@ impl Manager {
             "the configuration of models changes"
         );
         let before = self.configured.swap(set.clone());
+        let by_client = origin == ConfigurationOrigin::Client;
         let is_by_hand = |config: &&ModelConfig| {
-            still_by_hand.contains(&config.name) || (by_hand && !before.models.contains(config))
+            still_by_hand.contains(&config.name) || (by_client && !before.models.contains(config))
         };
         let by_hand = set.models.iter().filter(is_by_hand).map(|config| config.name.clone());
         let by_hand = by_hand.collect();

@@ -41,8 +41,14 @@ impl Model {
     }
 
     /// Begins, continues and ends the waits of versions that are neither ready nor being loaded.
-    /// With `by_hand`, new versions do not wait.
-    pub(super) fn take_turns(&mut self, context: &ManagerContext, now: Instant, by_hand: bool) {
+    /// A new wait begins at `first_stage`, which is [`UpdateStage::ByHand`] for versions that do not
+    /// wait.
+    pub(super) fn take_turns(
+        &mut self,
+        context: &ManagerContext,
+        now: Instant,
+        first_stage: UpdateStage,
+    ) {
         if !context.updates.staggers() {
             return;
         }
@@ -54,7 +60,7 @@ impl Model {
             let tried = self.versions.get(&number).is_some_and(|version| version.failure.is_some());
             let need = need(number, &wanted, &views, tried || resumed == Some(number));
             match need {
-                UpdateNeed::Turn => self.begin_update(context, number, now, by_hand),
+                UpdateNeed::Turn => self.begin_update(context, number, now, first_stage),
                 UpdateNeed::NotChosen | UpdateNeed::FirstLoad => {
                     self.end_needless(context, number, need);
                 }
@@ -63,11 +69,16 @@ impl Model {
         }
     }
 
-    /// Begins the update of a version, if it has not begun.
-    fn begin_update(&mut self, context: &ManagerContext, number: u64, now: Instant, by_hand: bool) {
+    /// Begins the update of a version at `stage`, if it has not begun.
+    fn begin_update(
+        &mut self,
+        context: &ManagerContext,
+        number: u64,
+        now: Instant,
+        stage: UpdateStage,
+    ) {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };
-        let stage = if by_hand { UpdateStage::ByHand } else { UpdateStage::Window };
         match &mut version.update {
             update @ None => {
                 *update = Some(Update::new(now, context.updates.wait_of(&id), stage));
@@ -75,7 +86,7 @@ impl Model {
             Some(update) => {
                 // An older version may have become ready only after the administrator's request.
                 update.replaces = true;
-                if by_hand && update.waits() {
+                if stage == UpdateStage::ByHand && update.waits() {
                     update.stage = UpdateStage::ByHand;
                 }
             }
