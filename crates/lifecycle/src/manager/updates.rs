@@ -41,7 +41,7 @@ impl Model {
     }
 
     /// Begins, continues and ends the waits of versions that are neither ready nor being loaded.
-    /// A new wait begins at `first_stage`, which is [`UpdateStage::ByHand`] for versions that do not
+    /// A new wait begins at `first_stage`. It is [`UpdateStage::ByHand`] for versions that do not
     /// wait.
     pub(super) fn take_turns(
         &mut self,
