@@ -59,7 +59,7 @@ impl Manifest {
         let mut problems = Vec::new();
         let slots = match slots {
             Ok(slots) => slots,
-            Err(error) if may_end(&error) => return Err(error),
+            Err(error) if is_temporary(&error) => return Err(error),
             Err(error) => {
                 problems.push(format!("the manifest cannot be read: {error}"));
                 Vec::new()
@@ -232,14 +232,14 @@ struct ManifestSlot {
 /// read.
 fn unreadable(error: Error, problems: &mut Vec<String>, refused: &mut Option<Error>) {
     problems.push(error.to_string());
-    if refused.is_none() && may_end(&error) {
+    if refused.is_none() && is_temporary(&error) {
         *refused = Some(error);
     }
 }
 
 /// Returns true if another attempt may read the file, because the permission is missing or too many
 /// files are open. An unknown failure (`Internal`) may be permanent, so it counts as damage.
-fn may_end(error: &Error) -> bool {
+fn is_temporary(error: &Error) -> bool {
     error.is_retryable() && error.kind() != ErrorKind::Internal
 }
 

@@ -280,7 +280,7 @@ fn requests(args: &BenchLoadArgs, target: &ModelEndpoint) -> Result<Vec<Vec<Name
     let shapes = Shapes::parse(args.batch, &args.dims)?;
     let specs = target.inputs()?;
     check_names(shapes.named.iter().map(|(name, _)| name.as_str()), &specs)?;
-    made_up(&specs, &shapes, args, REQUESTS_BYTES)
+    generated_requests(&specs, &shapes, args, REQUESTS_BYTES)
 }
 
 /// Checks that each name of `--dims` is that of an input.
@@ -305,7 +305,7 @@ pub(crate) fn check_names<'a>(
 }
 
 /// Generates different requests, which are all kept in memory: fewer if they exceed `bytes_max`.
-fn made_up(
+fn generated_requests(
     specs: &[TensorSpec],
     shapes: &Shapes,
     args: &BenchLoadArgs,
@@ -468,7 +468,8 @@ mod tests {
         let args = <Line as clap::Parser>::try_parse_from(line).unwrap().load;
         let specs = [spec(DType::F32, vec![Dim::Fixed(25)])];
         let shapes = Shapes::default();
-        let count = |bytes_max| made_up(&specs, &shapes, &args, bytes_max).unwrap().len();
+        let count =
+            |bytes_max| generated_requests(&specs, &shapes, &args, bytes_max).unwrap().len();
         assert_eq!((count(100_000), count(1000), count(1)), (64, 10, 4));
     }
 

@@ -161,7 +161,7 @@ impl PointSearch<'_, '_, '_> {
         }
         standing.truncate(FINALISTS);
         self.prober.limit_s = budget;
-        let finalists = self.last(&standing, slice)?;
+        let finalists = self.final_rung(&standing, slice)?;
         self.found(standing, finalists, rungs, tried.len())
     }
 
@@ -279,7 +279,7 @@ impl PointSearch<'_, '_, '_> {
     /// Runs the final rung. It compares the best points of `standing` and the default, with slices
     /// of about `slice`. Each point is measured at all numbers of clients around the best number of
     /// any of them.
-    fn last(&mut self, standing: &[ScoredTunePoint], slice: Duration) -> Result<Rung> {
+    fn final_rung(&mut self, standing: &[ScoredTunePoint], slice: Duration) -> Result<Rung> {
         let name = "final".to_owned();
         let mut points: Vec<TunePoint> = standing.iter().map(|scored| scored.point).collect();
         if !points.contains(&self.grid[0]) {

@@ -116,7 +116,7 @@ impl<S: Scorer> PartedRerank<S> {
     fn run(&self, searcher: &mut Searcher, leave: &(dyn Fn() -> bool + Sync)) -> usize {
         let mut claimed = 0;
         let source = ClaimedChunks { from: &self.candidates, leave, claimed: &mut claimed };
-        let outcome = searcher.one(RerankQuery {
+        let outcome = searcher.run_one(RerankQuery {
             tag: 0,
             scorer: &self.scorer,
             segments: self.segments.clone(),
@@ -185,7 +185,7 @@ impl SearchThread {
         let Some(helpers) = self.idle_helpers().filter(|_| can_share) else {
             let candidates = rerank::all(candidates);
             let query = RerankQuery { tag: 0, scorer, segments, k, candidates, deadline };
-            return self.searcher.one(query);
+            return self.searcher.run_one(query);
         };
         let idle = helpers.idle();
         let work = Arc::new(PartedRerank {

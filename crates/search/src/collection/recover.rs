@@ -148,7 +148,7 @@ impl Collection {
                 match self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0))
                 {
                     Ok((found, _)) => pending_deletes.extend(found.pending_deletes),
-                    Err(error) if may_end(&error) && !self.is_too_long(&name) => {
+                    Err(error) if is_temporary(&error) && !self.is_too_long(&name) => {
                         return Err(error.context(name));
                     }
                     Err(error) => {
@@ -289,7 +289,7 @@ impl Collection {
 
 /// Returns true if another attempt to read a file may succeed. An unknown failure (`Internal`) may
 /// be permanent, so it counts as damage.
-fn may_end(error: &Error) -> bool {
+fn is_temporary(error: &Error) -> bool {
     error.is_retryable() && error.kind() != ErrorKind::Internal
 }
 

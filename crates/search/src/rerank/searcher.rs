@@ -78,7 +78,7 @@ impl Searcher {
             ended: false,
             scored: 0,
         };
-        let outcome = run.go(source);
+        let outcome = run.run(source);
         if outcome.is_err() {
             run.abandon(source);
             self.reads.clear();
@@ -121,7 +121,7 @@ impl Searcher {
     ///
     /// # Errors
     /// As [`Searcher::run`].
-    pub fn one<'a, S: Scorer>(&mut self, query: RerankQuery<'a, S>) -> Result<RerankResult> {
+    pub fn run_one<'a, S: Scorer>(&mut self, query: RerankQuery<'a, S>) -> Result<RerankResult> {
         struct One<'a, S: Scorer>(Option<RerankQuery<'a, S>>, Option<RerankResult>);
         impl<'a, S: Scorer> QuerySource<'a, S> for One<'a, S> {
             fn next(&mut self, _wait: bool) -> NextQuery<'a, S> {
@@ -150,7 +150,7 @@ struct SearcherRun<'s, 'a, S: Scorer> {
 
 impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
     /// Runs the queries of `source` until it ends and all are answered.
-    fn go(&mut self, source: &mut dyn QuerySource<'a, S>) -> Result<()> {
+    fn run(&mut self, source: &mut dyn QuerySource<'a, S>) -> Result<()> {
         loop {
             self.admit(source);
             if self.flights.is_empty() {

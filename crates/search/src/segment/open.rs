@@ -297,7 +297,7 @@ impl Segment {
     /// # Errors
     /// `NotFound` beyond the last row; `DataLoss` for a damaged page, which is remembered.
     pub(crate) fn vector(&self, row: u32, out: &mut Vec<f32>) -> Result<()> {
-        self.vectors.one(&*self.file, row, out)
+        self.vectors.append_row(&*self.file, row, out)
     }
 
     /// Calls `each` with all embeddings, in the order of rows. Calls `step` with the bytes before
@@ -324,7 +324,7 @@ impl Segment {
         step: IoStep<'_>,
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
-        self.vectors.some(&*self.file, rows, step, each)
+        self.vectors.each_of(&*self.file, rows, step, each)
     }
 
     /// Appends the record of a row to `out`.
@@ -332,7 +332,7 @@ impl Segment {
     /// # Errors
     /// As [`Segment::vector`].
     pub(crate) fn record(&self, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
-        self.records.one(&*self.file, row, cache, out)
+        self.records.append_row(&*self.file, row, cache, out)
     }
 
     /// Appends the payload of a row to `out`.
@@ -340,7 +340,7 @@ impl Segment {
     /// # Errors
     /// As [`Segment::vector`].
     pub(crate) fn payload(&self, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
-        self.payloads.one(&*self.file, row, cache, out)
+        self.payloads.append_row(&*self.file, row, cache, out)
     }
 
     /// Selects the rows that meet `filter` with the payload index. Without an index, conditions on
@@ -429,7 +429,7 @@ impl Segment {
         first: u32,
         each: &mut dyn FnMut(u32, &[u8]) -> ControlFlow<()>,
     ) -> Result<PayloadPass> {
-        self.payloads.some(&*self.file, rows, first, each)
+        self.payloads.each_of(&*self.file, rows, first, each)
     }
 
     /// Returns the length of the file.

@@ -105,7 +105,7 @@ impl SegmentPages {
     }
 
     /// Appends the record of `row` to `out`. `cache` keeps the last pages of the caller.
-    pub(super) fn one(
+    pub(super) fn append_row(
         &self,
         file: &dyn Sealed,
         row: u32,
@@ -132,7 +132,7 @@ impl SegmentPages {
     /// Calls `each` with the number and the record of every row of `wanted`, beginning at `row`,
     /// until `each` returns `Break`. Returns the next row and the number of rows with unreadable
     /// records.
-    pub(super) fn some(
+    pub(super) fn each_of(
         &self,
         file: &dyn Sealed,
         wanted: &RowSet,

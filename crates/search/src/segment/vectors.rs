@@ -238,7 +238,7 @@ impl Vectors {
     }
 
     /// Appends the embedding of a row to `out`.
-    pub(super) fn one(&self, file: &dyn Sealed, row: u32, out: &mut Vec<f32>) -> Result<()> {
+    pub(super) fn append_row(&self, file: &dyn Sealed, row: u32, out: &mut Vec<f32>) -> Result<()> {
         if row >= self.rows {
             return Err(Error::not_found(format!("the segment has no row {row}")));
         }
@@ -263,7 +263,7 @@ impl Vectors {
 
     /// Calls `each` with the place in `rows` and the embedding of each of `rows`, which ascend.
     /// Neighbours are read together. Calls `step` with the bytes before each read.
-    pub(super) fn some(
+    pub(super) fn each_of(
         &self,
         file: &dyn Sealed,
         rows: &[u32],

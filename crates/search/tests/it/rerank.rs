@@ -238,7 +238,7 @@ fn neighbouring_pages_share_a_read() {
     let own = segment(&[(1, 400); 90], &[], false);
     let candidates = rows(0..90, |_| 0.0);
     let ranked = searcher(SearchLimits::default(), &submitted)
-        .one(one_query(own, candidates, 5, First { bounded: false }))
+        .run_one(one_query(own, candidates, 5, First { bounded: false }))
         .unwrap();
     assert_eq!((ranked.reads, ranked.scored), (1, 90));
     assert_eq!(submitted.load(Ordering::Relaxed), 1);
@@ -254,7 +254,7 @@ fn records_below_the_bound_are_skipped() {
     let limits =
         SearchLimits { query_in_flight: 4, joined_bytes_max: 0, ..SearchLimits::default() };
     let ranked = searcher(limits, &submitted)
-        .one(one_query(own, candidates, 10, First { bounded: true }))
+        .run_one(one_query(own, candidates, 10, First { bounded: true }))
         .unwrap();
     assert_eq!(ranked.hits.len(), 10);
     assert_eq!(ranked.hits.first().unwrap().1, 200.0);
@@ -284,7 +284,7 @@ fn cached_records_are_not_read_again() {
         let segments = segments.clone();
         let candidates = all(rows(0..60, |_| 0.0));
         searcher
-            .one(RerankQuery { tag: 0, scorer, segments, k: 9, candidates, deadline: None })
+            .run_one(RerankQuery { tag: 0, scorer, segments, k: 9, candidates, deadline: None })
             .unwrap()
     };
     let cold = ask();
@@ -303,7 +303,7 @@ fn a_deadline_makes_the_result_partial() {
     candidates.push(RerankCandidate { segment: 0, row: 50, id: 51, coarse: 0.0 });
     let mut query = one_query(own, candidates, 3, First { bounded: false });
     query.deadline = Some(Instant::now());
-    let ranked = searcher(SearchLimits::default(), &submitted).one(query).unwrap();
+    let ranked = searcher(SearchLimits::default(), &submitted).run_one(query).unwrap();
     assert!(ranked.late && ranked.partial);
     assert_eq!(ranked.damaged.iter().filter(|damage| damage.page.is_none()).count(), 2);
 }
@@ -353,5 +353,5 @@ fn a_failed_queue_answers_all_queries() {
     assert!(searcher.is_sound());
     assert!(searcher.run(&mut queue).is_err());
     assert!(queue.1[&0].partial && !searcher.is_sound());
-    assert!(searcher.one(query()).is_err_and(|error| error.message().contains("make another")));
+    assert!(searcher.run_one(query()).is_err_and(|error| error.message().contains("make another")));
 }

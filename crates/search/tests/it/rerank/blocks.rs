@@ -36,7 +36,7 @@ fn ask_scattered(
         let candidates = all(rows((0..3000).step_by(37), |_| 0.0));
         let scorer = First { bounded: false };
         searcher
-            .one(RerankQuery {
+            .run_one(RerankQuery {
                 tag: 0,
                 scorer,
                 segments: segments.clone(),
@@ -181,7 +181,7 @@ fn cached_records_limit_the_candidates_that_wait() {
         candidates: Box::new(source),
         deadline: None,
     };
-    let ranked = searcher.one(query).unwrap();
+    let ranked = searcher.run_one(query).unwrap();
     assert_eq!((ranked.scored, ranked.cached, ranked.reads), (count as u64, count as u64, 0));
     // 64 cached records, and the 64 reads that are planned at once.
     let waiting_max = counts.waiting_max.load(Ordering::Relaxed);
@@ -205,7 +205,7 @@ fn a_source_limits_its_candidates_without_scores() {
             candidates: Box::new(source),
             deadline: None,
         };
-        assert_eq!(searcher.one(query).unwrap().scored, count);
+        assert_eq!(searcher.run_one(query).unwrap().scored, count);
         // A chunk has eight candidates.
         let waiting_max = counts.waiting_max.load(Ordering::Relaxed) as u64;
         assert!(waiting_max < unscored_max + 8, "{waiting_max} of {unscored_max}");

@@ -177,7 +177,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
             candidates: all(candidates),
             deadline: None,
         };
-        for ranked in [&queue.1[&(tag as u64)], &searcher.one(again).unwrap()] {
+        for ranked in [&queue.1[&(tag as u64)], &searcher.run_one(again).unwrap()] {
             let hits: Vec<_> =
                 ranked.hits.iter().map(|(c, score)| (c.segment, c.row, *score)).collect();
             prop_assert_eq!(&hits, &wanted);

@@ -37,7 +37,7 @@ fn ask_all(medium: &dyn Medium, own: &Segment, k: usize, limits: SearchLimits) -
     let places = own.places.clone();
     let candidates = rows(0..places.len() as u32, |_| 0.0);
     let same = Segment { file, places, start: own.start };
-    searcher.one(one_query(same, candidates, k, First { bounded: false })).unwrap()
+    searcher.run_one(one_query(same, candidates, k, First { bounded: false })).unwrap()
 }
 
 #[test]
