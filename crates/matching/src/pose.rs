@@ -43,6 +43,14 @@ pub(crate) struct PointPair {
     pub(crate) record: Vertex,
 }
 
+/// Squared distances of a pair under a pose, in the record's pixels.
+struct PairDistances {
+    /// Distance of the record's vertex from the position that the pose gives the probe's vertex.
+    from_expected: f32,
+    /// Distance of that position from the pose's centre.
+    from_centre: f32,
+}
+
 /// A pair that agrees with a pose, and its errors, each 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PoseMatch {
@@ -96,15 +104,13 @@ impl Pose {
         (square <= most && square * most >= 1.0).then_some(self)
     }
 
-    /// Returns two squared distances in the record's pixels. The first is that of the record's
-    /// vertex from its expected position, the second that of the probe's vertex from the pose's
-    /// centre.
-    fn off(&self, pair: PointPair) -> (f32, f32) {
+    /// Returns the distances of a pair under this pose.
+    fn distances(&self, pair: PointPair) -> PairDistances {
         let (x, y) = (f32::from(pair.probe.x) - self.from.0, f32::from(pair.probe.y) - self.from.1);
         let (sx, sy) = (self.re * x - self.im * y, self.re * y + self.im * x);
         let (dx, dy) =
             (self.to.0 + sx - f32::from(pair.record.x), self.to.1 + sy - f32::from(pair.record.y));
-        (dx * dx + dy * dy, sx * sx + sy * sy)
+        PairDistances { from_expected: dx * dx + dy * dy, from_centre: sx * sx + sy * sy }
     }
 
     /// Leaves the pairs that agree with the pose in `agreed`. A position may be off by `near` plus
@@ -117,9 +123,9 @@ impl Pose {
         let square = self.re * self.re + self.im * self.im;
         for (index, &pair) in pairs.iter().enumerate() {
             let PointPair { probe, record } = pair;
-            let (off, away) = self.off(pair);
-            let reach = near + cone * away.sqrt();
-            if off > reach * reach || !same_scale(probe.kind, record.kind, square) {
+            let PairDistances { from_expected, from_centre } = self.distances(pair);
+            let reach = near + cone * from_centre.sqrt();
+            if from_expected > reach * reach || !same_scale(probe.kind, record.kind, square) {
                 continue;
             }
             let error = angle_between(
@@ -128,7 +134,11 @@ impl Pose {
             );
             if error <= POSE_ANGLE_ERROR_MAX {
                 let turn = f32::from(error) / f32::from(POSE_ANGLE_ERROR_MAX);
-                agreed.push(PoseMatch { index, place: (off / (reach * reach)).sqrt(), turn });
+                agreed.push(PoseMatch {
+                    index,
+                    place: (from_expected / (reach * reach)).sqrt(),
+                    turn,
+                });
             }
         }
     }

@@ -31,7 +31,7 @@ use choose::{Area, candidates, chosen, contrast_min};
 use gabor::{Bank, filtered};
 use padding::PaddingMask;
 use plane::Plane;
-use ridges::{CELL, Flow, distances, evened};
+use ridges::{CELL, EvenImage, Flow, distances, evened};
 use thin::BinaryImage;
 
 /// Minimum score (of [`matching::score`]) that accepts two fingerprints as the same finger.
@@ -153,7 +153,7 @@ pub fn work_bytes(width: u32, height: u32, options: &MinutiaeOptions) -> u64 {
 /// Also if the image at 500 dots per inch is too small or too large for a fingerprint.
 pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
     let plane = Plane::scaled(image, factor(image, options)?);
-    let (even, contrast) = evened(&plane, &PaddingMask::of(&plane));
+    let EvenImage { even, contrast } = evened(&plane, &PaddingMask::of(&plane));
     let least = contrast_min(&contrast);
     let wanted = |cell: usize| contrast.values[cell] > least;
     let bank = Bank::shared();

@@ -24,10 +24,17 @@ const DIRECTIONS: f32 = 2.0;
 /// Deviation in cells that smooths distances, twice.
 const DISTANCES: f32 = 4.0;
 
-/// Subtracts the local mean and divides by the local deviation; ridges, which are dark, become
-/// positive. Padding becomes 0 and has no part in the mean and the deviation. Also returns the
-/// original deviation per cell, in steps of brightness.
-pub(super) fn evened(image: &Plane, mask: &PaddingMask) -> (Plane, Plane) {
+/// An image with even brightness and contrast.
+pub(super) struct EvenImage {
+    /// Difference from the local mean, divided by the local deviation. Ridges, which are dark, are
+    /// positive. Padding is 0.
+    pub(super) even: Plane,
+    /// Original deviation per cell, in steps of brightness.
+    pub(super) contrast: Plane,
+}
+
+/// Evens brightness and contrast. Padding has no part in the mean and the deviation.
+pub(super) fn evened(image: &Plane, mask: &PaddingMask) -> EvenImage {
     let mean = mask.smoothed(image, EVEN);
     let darker = mask.applied(mean.with(image, |mean, value| mean - value));
     let spread = mask.smoothed(&darker.squared(), EVEN);
@@ -36,7 +43,7 @@ pub(super) fn evened(image: &Plane, mask: &PaddingMask) -> (Plane, Plane) {
     });
     let mut contrast = mask.applied(spread).cells(CELL);
     contrast.values.iter_mut().for_each(|square| *square = square.max(0.0).sqrt());
-    (even, contrast)
+    EvenImage { even, contrast }
 }
 
 /// Direction of ridges per cell, as the unit vector of twice the angle. The vector is shorter if
@@ -145,7 +152,7 @@ mod tests {
         let value = |at: usize| if at % side < 40 { 255.0 } else { 180.0 + (at * 7 % 5) as f32 };
         let image =
             Plane { width: side, height: side, values: (0..side * side).map(value).collect() };
-        let (even, contrast) = evened(&image, &PaddingMask::of(&image));
+        let EvenImage { even, contrast } = evened(&image, &PaddingMask::of(&image));
         assert!(contrast.values.iter().all(|&contrast| contrast < 2.0), "{:?}", contrast.values);
         assert!((0..40).all(|x| even.values[50 * side + x] == 0.0));
         assert!(even.values[50 * side + 40..51 * side].iter().any(|&value| value != 0.0));
@@ -155,7 +162,7 @@ mod tests {
     fn a_constant_image_has_no_contrast() {
         for value in [0.0, 128.0, 255.0] {
             let image = Plane { width: 33, height: 32, values: vec![value; 33 * 32] };
-            let (even, contrast) = evened(&image, &PaddingMask::of(&image));
+            let EvenImage { even, contrast } = evened(&image, &PaddingMask::of(&image));
             assert!(even.values.iter().chain(&contrast.values).all(|&value| value == 0.0));
         }
     }
