@@ -11,7 +11,9 @@
 use base::Result;
 
 use super::TemplateView;
-use super::fields::{Fields, check, put_minutiae, put_size, stated_finger, stated_quality};
+use super::fields::{
+    Fields, MINUTIA_BYTES, check, put_minutiae, put_size, stated_finger, stated_quality,
+};
 use crate::graph::Graph;
 
 const MAGIC_2004: &[u8; 8] = b"FMR\0 20\0";
@@ -64,7 +66,7 @@ pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<TemplateView>> {
         let (width, height) = (input.number(2)?, input.number(2)?);
         let resolution = input.resolution()?;
         let count = input.number(1)?;
-        let vertices = input.minutiae(count, true, STEPS, resolution)?;
+        let vertices = input.minutiae(count, MINUTIA_BYTES, STEPS, resolution)?;
         input.skip_extended()?;
         let graph = resolution.graph(width, height, vertices);
         found.push(TemplateView { graph, quality, finger, bytes: start..input.at });

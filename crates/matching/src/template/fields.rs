@@ -12,6 +12,8 @@ pub(crate) const PER_CENTIMETRE: u32 = 197;
 pub(crate) const COORDINATE_MAX: i32 = 0x3FFF;
 /// Maximum minutiae of a view. The count is a byte.
 pub(crate) const MINUTIAE_MAX: usize = 255;
+/// Bytes of a minutia with its quality.
+pub(crate) const MINUTIA_BYTES: u32 = 6;
 
 /// Returns the quality that a byte states. 0 and values above 100 state none, because many programs
 /// write 0 if they do not measure the quality.
@@ -86,12 +88,12 @@ impl<'a> Fields<'a> {
         Ok(Resolution { across, down })
     }
 
-    /// Reads `count` minutiae of six bytes, or five without a quality, with angles of `steps` a
-    /// turn.
+    /// Reads `count` minutiae of `minutia_bytes` bytes with angles of `steps` a turn. A minutia has
+    /// [`MINUTIA_BYTES`], or one less without a quality.
     pub(crate) fn minutiae(
         &mut self,
         count: u32,
-        quality: bool,
+        minutia_bytes: u32,
         steps: u32,
         resolution: Resolution,
     ) -> Result<Vec<Vertex>> {
@@ -99,8 +101,8 @@ impl<'a> Fields<'a> {
         for _ in 0..count {
             let (x, y) = (self.number(2)?, self.number(2)?);
             let direction = self.number(1)?;
-            if quality {
-                self.number(1)?;
+            if minutia_bytes == MINUTIA_BYTES {
+                let _quality = self.number(1)?;
             }
             vertices.push(Vertex {
                 x: scaled(x & COORDINATE_MAX as u32, resolution.across).min(i16::MAX as u32) as i16,
@@ -132,7 +134,7 @@ impl<'a> Fields<'a> {
             let _impression = self.number(1)?;
             let quality = stated_quality(self.byte()?);
             let count = self.number(1)?;
-            let vertices = self.minutiae(count, true, steps, resolution)?;
+            let vertices = self.minutiae(count, MINUTIA_BYTES, steps, resolution)?;
             self.skip_extended()?;
             let graph = resolution.graph(width, height, vertices);
             found.push(TemplateView { graph, quality, finger, bytes: start..self.at });

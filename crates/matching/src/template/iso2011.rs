@@ -75,7 +75,7 @@ fn view(input: &mut Fields<'_>, certified: bool) -> Result<TemplateView> {
         )));
     }
     let count = input.number(1)?;
-    let vertices = input.minutiae(count, minutia_bytes == 6, STEPS, resolution)?;
+    let vertices = input.minutiae(count, minutia_bytes, STEPS, resolution)?;
     input.skip_extended()?;
     if input.at - start != length {
         return Err(Error::invalid(format!(

@@ -404,8 +404,8 @@ impl FieldReader<'_> {
         if let Some(range) = range.as_floats() {
             return Ok(RowSelection::sure(self.range(&range)?));
         }
-        let inner = self.floats_within(range, false)?;
-        let mut border = self.floats_within(range, true)?;
+        let inner = self.floats_within(range, RangeBorder::Outside)?;
+        let mut border = self.floats_within(range, RangeBorder::Within)?;
         border.subtract(&inner);
         let mut met = RowSelection::sure(inner);
         met.doubt(&border);
@@ -413,8 +413,9 @@ impl FieldReader<'_> {
     }
 
     /// Selects the rows with a number whose float is within `range`. The border is the floats of
-    /// limits that several whole numbers have. It counts as within if `border` is true.
-    fn floats_within(&self, range: &WholeRange, border: bool) -> Result<RowSet> {
+    /// limits that several whole numbers have.
+    fn floats_within(&self, range: &WholeRange, border: RangeBorder) -> Result<RowSet> {
+        let is_within = border == RangeBorder::Within;
         let WholeRange { gt, gte, lt, lte } = *range;
         let number = |limit: RangeLimit| KeyOf::Number(NumberKey::float(limit.float()));
         let limit = |limit: Option<RangeLimit>, own: bool, shared: bool| {
@@ -422,8 +423,8 @@ impl FieldReader<'_> {
         };
         let lowest = Some(RangeLimit::Float(f64::NEG_INFINITY));
         let highest = Some(RangeLimit::Float(f64::INFINITY));
-        let lower = [limit(gt, true, !border), limit(gte, false, !border), (lowest, false)];
-        let upper = [limit(lt, false, border), limit(lte, true, border), (highest, true)];
+        let lower = [limit(gt, true, !is_within), limit(gte, false, !is_within), (lowest, false)];
+        let upper = [limit(lt, false, is_within), limit(lte, true, is_within), (highest, true)];
         self.between(&bounds(lower, number), &bounds(upper, number))
     }
 
@@ -459,6 +460,13 @@ impl FieldReader<'_> {
         }
         Ok(rows)
     }
+}
+
+/// Treatment of the floats of limits that several whole numbers have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RangeBorder {
+    Within,
+    Outside,
 }
 
 /// Place before a value, or after it.

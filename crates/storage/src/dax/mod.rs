@@ -45,11 +45,20 @@ const LENGTH_BITS: u32 = 48;
 /// An unlisted file to test a mapping with.
 const PROBE: &str = ".dax-probe";
 
+/// Durability of the bytes that are stored to a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MappingDurability {
+    /// Flushed bytes survive a loss of power.
+    Durable,
+    /// The steps are the same, without durability.
+    Simulated,
+}
+
 /// Files in persistent memory.
 #[derive(Debug)]
 pub struct DaxMedium {
     directory: Directory,
-    simulate: bool,
+    durability: MappingDurability,
     watch: Option<Arc<dyn Watch>>,
 }
 
@@ -60,7 +69,7 @@ impl DaxMedium {
     /// `Unimplemented` with a remedy if the file system has no DAX, otherwise the file system's
     /// error.
     pub fn new(directory: PathBuf) -> Result<DaxMedium> {
-        DaxMedium::make(directory, false, None)
+        DaxMedium::make(directory, MappingDurability::Durable, None)
     }
 
     /// Opens a medium whose files are mapped like any others. It takes the same steps, but has no
@@ -69,7 +78,7 @@ impl DaxMedium {
     /// # Errors
     /// The file system's error.
     pub fn simulated(directory: PathBuf) -> Result<DaxMedium> {
-        DaxMedium::make(directory, true, None)
+        DaxMedium::make(directory, MappingDurability::Simulated, None)
     }
 
     /// Opens a simulated medium that reports every store, flush and fence to `watch`.
@@ -77,20 +86,24 @@ impl DaxMedium {
     /// # Errors
     /// The file system's error.
     pub fn watched(directory: PathBuf, watch: Arc<dyn Watch>) -> Result<DaxMedium> {
-        DaxMedium::make(directory, true, Some(watch))
+        DaxMedium::make(directory, MappingDurability::Simulated, Some(watch))
     }
 
-    fn make(path: PathBuf, simulate: bool, watch: Option<Arc<dyn Watch>>) -> Result<DaxMedium> {
+    fn make(
+        path: PathBuf,
+        durability: MappingDurability,
+        watch: Option<Arc<dyn Watch>>,
+    ) -> Result<DaxMedium> {
         let directory = Directory::new(path.clone())?;
-        if !simulate {
+        if durability == MappingDurability::Durable {
             probe(&path)?;
         }
-        Ok(DaxMedium { directory, simulate, watch })
+        Ok(DaxMedium { directory, durability, watch })
     }
 
     fn writer(&self, opened: OpenFile) -> Result<Box<dyn Writer>> {
         let lines = lines::CacheLines::new(names::next_id(), self.watch.clone());
-        Ok(Box::new(writer::DaxWriter::new(opened, flags(self.simulate), lines)?))
+        Ok(Box::new(writer::DaxWriter::new(opened, flags(self.durability), lines)?))
     }
 
     /// Replaces the sizes of listed files by their lengths. Leaves out files that another thread
@@ -111,8 +124,11 @@ impl DaxMedium {
 
 /// Flags of a mapping. With MAP_SYNC the file system makes a page's location durable before it can
 /// be stored to.
-fn flags(simulate: bool) -> i32 {
-    if simulate { libc::MAP_SHARED } else { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC }
+fn flags(durability: MappingDurability) -> i32 {
+    match durability {
+        MappingDurability::Durable => libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
+        MappingDurability::Simulated => libc::MAP_SHARED,
+    }
 }
 
 /// Tests if files of an existing directory can be mapped with MAP_SYNC. The directory must be on a
@@ -135,7 +151,7 @@ pub fn probe(directory: &Path) -> Result<()> {
             .truncate(true)
             .open(&path)?;
         file.set_len(PAGE_BYTES as u64)?;
-        Mapping::writable(&file, PAGE_BYTES, flags(false)).map(drop)
+        Mapping::writable(&file, PAGE_BYTES, flags(MappingDurability::Durable)).map(drop)
     })();
     let _ = std::fs::remove_file(&path);
     let remedy =
