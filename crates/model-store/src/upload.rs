@@ -336,24 +336,18 @@ impl Upload<'_> {
         self.unless_stopped(put).await
     }
 
+    /// Uploads the file at `path` as the object `key`. A long file is sent in parts, if the store
+    /// has a request that joins parts.
     async fn file(&mut self, path: &Path, key: &Key) -> Result<()> {
         let io = |error: std::io::Error| Error::io(path, &error);
         let file = File::open(path).map_err(io)?;
         let bytes = file.metadata().map_err(io)?.len();
         if bytes <= PART_BYTES {
-            let content = self.read(&file, path, 0, bytes).await?;
-            self.check_claim().await?;
-            self.put(key, content).await?;
-            self.add(bytes);
-            return Ok(());
+            return self.whole_file(&file, path, bytes, key).await;
         }
         let mut parts = match self.place.objects.put_multipart(key).await {
             Err(object_store::Error::NotImplemented { .. }) => {
-                let content = self.read(&file, path, 0, bytes).await?;
-                self.check_claim().await?;
-                self.put(key, content).await?;
-                self.add(bytes);
-                return Ok(());
+                return self.whole_file(&file, path, bytes, key).await;
             }
             parts => parts.map_err(|error| self.place.failed(error))?,
         };
@@ -371,6 +365,16 @@ impl Upload<'_> {
         sent
     }
 
+    /// Uploads a file of `bytes` bytes by one request.
+    async fn whole_file(&mut self, file: &File, path: &Path, bytes: u64, key: &Key) -> Result<()> {
+        let content = self.read(file, path, 0, bytes).await?;
+        self.check_claim().await?;
+        self.put(key, content).await?;
+        self.add(bytes);
+        Ok(())
+    }
+
+    /// Sends a file in parts of at least [`PART_BYTES`], of which the store permits [`PARTS_MAX`].
     async fn parts(
         &mut self,
         file: &File,
