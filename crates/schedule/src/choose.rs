@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use engine::{BatchPlan, ScheduleMode, ScheduleOptions};
 
 use crate::batch_key::BatchKey;
-use crate::cost::Offer;
+use crate::cost::{BatchChoice, Offer};
 use crate::entry::Entry;
 use crate::model_queue::ModelQueue;
 
@@ -59,12 +59,30 @@ struct QueueSlot {
     index: usize,
 }
 
+/// Requests that run together.
 struct Group {
     slots: Vec<QueueSlot>,
     batch_key: Option<BatchKey>,
-    /// Decision by measured costs: the hash of the key, and the items that will be measured for it.
-    /// The items are `None` if requests with other keys joined.
-    decided: Option<(u64, Option<usize>)>,
+    /// Decision by measured costs, or `None` for a request that cannot be merged.
+    decision: Option<MergeDecision>,
+}
+
+/// A decision by measured costs.
+struct MergeDecision {
+    /// Hash of the batch key.
+    key: u64,
+    /// Items that will be measured for the key, or `None` if requests with other keys joined.
+    measured_items: Option<usize>,
+}
+
+/// Waiting requests with the batch key of the first one, which can run without padding.
+struct SameKeyRequests {
+    /// Requests that fit into one batch.
+    slots: Vec<QueueSlot>,
+    /// Items of `slots`.
+    items: usize,
+    /// Items of all such requests, counted until there is a full batch for each run.
+    waiting_items: usize,
 }
 
 impl ModelQueue {
@@ -152,28 +170,12 @@ impl ModelQueue {
         let is_large = self.at(head).items > options.max_batch;
         if !mergeable || is_large || self.at(head).batch_key.is_none() || misfit {
             let batch_key = self.at(head).batch_key.clone().filter(|_| !misfit);
-            return Ok(Group { slots: vec![head], batch_key, decided: None });
+            return Ok(Group { slots: vec![head], batch_key, decision: None });
         }
-        let mut slots = vec![];
-        let mut items = 0;
-        let mut waiting = 0;
-        // A full batch for each run that may be in progress, because more requests change nothing.
-        let enough = options.max_batch * threads;
-        for &slot in order {
-            let entry = self.at(slot);
-            if entry.same_batch_key(self.at(head)) {
-                waiting += entry.items;
-                if items + entry.items <= options.max_batch {
-                    items += entry.items;
-                    slots.push(slot);
-                }
-                if waiting >= enough {
-                    break;
-                }
-            }
-        }
-        let (target, more_may_pay) =
-            self.target(head, plan, options, items, waiting.div_ceil(threads));
+        let SameKeyRequests { mut slots, items, waiting_items } =
+            self.with_key_of(head, order, options.max_batch, threads);
+        let BatchChoice { items: target, more_may_pay } =
+            self.target(head, plan, options, items, waiting_items.div_ceil(threads));
         let preferred =
             options.preferred_batch_sizes.iter().copied().filter(|&size| size <= target).max();
         let target = preferred.unwrap_or(target);
@@ -196,11 +198,42 @@ impl ModelQueue {
         {
             self.pad(&mut slots, &mut batch_key, order, plan, options);
         }
-        let measured = (slots.len() == count).then_some(items);
-        Ok(Group { slots, batch_key, decided: Some((key, measured)) })
+        let measured_items = (slots.len() == count).then_some(items);
+        Ok(Group { slots, batch_key, decision: Some(MergeDecision { key, measured_items }) })
     }
 
-    /// Returns the number of items to take of `offered`, and true if more could pay.
+    /// Returns the requests of `order` with the batch key of `head`. A batch has at most
+    /// `items_max` items, and `threads` runs may be in progress.
+    fn with_key_of(
+        &self,
+        head: QueueSlot,
+        order: &[QueueSlot],
+        items_max: usize,
+        threads: usize,
+    ) -> SameKeyRequests {
+        let mut slots = vec![];
+        let mut items = 0;
+        let mut waiting_items = 0;
+        // A full batch for each run that may be in progress, because more requests change nothing.
+        let enough = items_max * threads;
+        for &slot in order {
+            let entry = self.at(slot);
+            if !entry.same_batch_key(self.at(head)) {
+                continue;
+            }
+            waiting_items += entry.items;
+            if items + entry.items <= items_max {
+                items += entry.items;
+                slots.push(slot);
+            }
+            if waiting_items >= enough {
+                break;
+            }
+        }
+        SameKeyRequests { slots, items, waiting_items }
+    }
+
+    /// Returns the number of items to take of `offered`.
     fn target(
         &mut self,
         head: QueueSlot,
@@ -208,7 +241,7 @@ impl ModelQueue {
         options: &ScheduleOptions,
         offered: usize,
         share: usize,
-    ) -> (usize, bool) {
+    ) -> BatchChoice {
         let entry = &self.levels[head.level][head.index];
         let describe = || {
             entry.batch_key.as_ref().map_or_else(String::new, |batch_key| batch_key.describe(plan))
@@ -224,9 +257,9 @@ impl ModelQueue {
             },
         );
         if options.always_merge {
-            return (offered, true);
+            return BatchChoice { items: offered, more_may_pay: true };
         }
-        (choice.items, choice.more_may_pay)
+        choice
     }
 
     /// Keeps the first slots whose items fit `target`, at least one.
@@ -312,8 +345,8 @@ impl ModelQueue {
             let brought = f64::from(u8::from(group.slots.len() > before));
             self.linger_useful += LINGER_WEIGHT * (brought - self.linger_useful);
         }
-        if let Some((key, measured)) = group.decided {
-            self.cost.count_decision(key, measured);
+        if let Some(MergeDecision { key, measured_items }) = group.decision {
+            self.cost.count_decision(key, measured_items);
         }
         let mut entries = Vec::with_capacity(group.slots.len());
         // From the back, so that the slots before keep their index.
