@@ -56,10 +56,10 @@ impl Drop for RunFolder {
 /// Removes the directories of all values that exist.
 pub(crate) fn remove_all() {
     for path in FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        let gone = |_: &usize| {
+        let is_removed = |_: &usize| {
             std::fs::remove_dir_all(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
         };
-        (0..REMOVALS_MAX).find(gone);
+        (0..REMOVALS_MAX).find(is_removed);
     }
 }
 

@@ -45,14 +45,14 @@ impl Local {
     /// Waits until all models are loaded, and passes each change of a state to `progress`.
     fn wait(&self, timeout: Duration, progress: &mut dyn FnMut(&str)) -> Result<()> {
         let deadline = Instant::now() + timeout;
-        let mut told = BTreeMap::new();
+        let mut reported = BTreeMap::new();
         loop {
             let settled = self.core.lifecycle.wait_settled(STATE_POLL);
             let statuses = self.core.lifecycle.status();
             for (key, line) in statuses.iter().flat_map(lines) {
-                if told.get(&key) != Some(&line) {
+                if reported.get(&key) != Some(&line) {
                     progress(&line);
-                    told.insert(key, line);
+                    reported.insert(key, line);
                 }
             }
             if let Some(error) = statuses.iter().find_map(failure) {

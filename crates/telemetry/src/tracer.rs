@@ -186,8 +186,8 @@ impl Tracer {
     /// Ends the thread. Waits for up to `wait` for room in the queue, and then for up to `wait` for
     /// the last exports. Returns false if the thread is still busy then.
     fn stop_within(&self, wait: Duration) -> bool {
-        let asked = self.queue.send_timeout(ExportMessage::Stop, wait);
-        if matches!(asked, Err(SendTimeoutError::Timeout(_)))
+        let sent = self.queue.send_timeout(ExportMessage::Stop, wait);
+        if matches!(sent, Err(SendTimeoutError::Timeout(_)))
             || self.ended.recv_timeout(wait) == Err(RecvTimeoutError::Timeout)
         {
             return false;

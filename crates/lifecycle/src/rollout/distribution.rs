@@ -126,28 +126,29 @@ impl DistributionCounts {
         let [stable, candidate] = &self.arms;
         let series = stable.chunks(BUCKETS).zip(candidate.chunks(BUCKETS)).enumerate();
         let level = level / (self.names.len() * STATISTICS * (BUCKETS - 1)).max(1) as f64;
-        let asked = ProofOf { limit, level };
+        let goal = DriftGoal { limit, level };
         let drifts = series.filter_map(|(index, (stable, candidate))| {
             let name = self.names.get(index / STATISTICS)?;
             let statistic = ["mean", "maximum", "position of the maximum"];
             let of = format!("{} of output \"{name}\"", statistic.get(index % STATISTICS)?);
-            distance(stable, candidate, asked).map(|found| Drift { of, ..found })
+            distance(stable, candidate, goal).map(|found| Drift { of, ..found })
         });
         drifts.max_by(|a, b| a.proven.total_cmp(&b.proven).then(a.distance.total_cmp(&b.distance)))
     }
 }
 
-/// A distance to prove.
+/// The distance that a drift must exceed, and the level of the proof.
 #[derive(Clone, Copy)]
-struct ProofOf {
+struct DriftGoal {
     /// Smaller distances need no proof, which saves its cost.
     limit: f64,
+    /// Maximum probability that a bound of one arm is ever wrong.
     level: f64,
 }
 
 /// Returns the largest difference of the two cumulative distributions, and the part of it that is
 /// proven. `None` if one of them has no answers.
-fn distance(stable: &[u64], candidate: &[u64], asked: ProofOf) -> Option<Drift> {
+fn distance(stable: &[u64], candidate: &[u64], goal: DriftGoal) -> Option<Drift> {
     let total = |counts: &[u64]| counts.iter().sum::<u64>();
     let totals = [total(stable), total(candidate)];
     if totals.contains(&0) {
@@ -162,13 +163,13 @@ fn distance(stable: &[u64], candidate: &[u64], asked: ProofOf) -> Option<Drift> 
         let gap = (rate(0) - rate(1)).abs();
         drift.distance = drift.distance.max(gap);
         // The bounds are on the far sides of the rates, so a smaller gap proves less.
-        if gap <= drift.proven.max(asked.limit) {
+        if gap <= drift.proven.max(goal.limit) {
             continue;
         }
         let evidence = [0, 1].map(|arm| TrialCounts::any(below[arm], totals[arm]));
         let (high, low) = if rate(1) > rate(0) { (1, 0) } else { (0, 1) };
         let proven =
-            lower_bound(evidence[high], asked.level) - upper_bound(evidence[low], asked.level);
+            lower_bound(evidence[high], goal.level) - upper_bound(evidence[low], goal.level);
         drift.proven = drift.proven.max(proven);
     }
     Some(drift)

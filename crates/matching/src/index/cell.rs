@@ -133,7 +133,10 @@ impl EdgeFinder {
 
     /// Returns the edges of a query. They lead to all neighbours of its stars, because a minutia
     /// that is missing in one print moves others up.
-    pub(crate) fn asked(&mut self, vertices: impl Iterator<Item = Vertex>) -> Vec<HeadedEdge> {
+    pub(crate) fn edges_of_query(
+        &mut self,
+        vertices: impl Iterator<Item = Vertex>,
+    ) -> Vec<HeadedEdge> {
         let mut out = Vec::new();
         self.edges(vertices, usize::MAX, |edge| out.push(edge));
         out
@@ -181,7 +184,7 @@ mod tests {
     #[test]
     fn an_edge_is_filed_in_one_cell_from_both_ends() {
         let graph = synthetic::fingerprint(5);
-        let edges = EdgeFinder::default().asked(graph.vertices.iter().copied());
+        let edges = EdgeFinder::default().edges_of_query(graph.vertices.iter().copied());
         assert!(edges.len() > 100);
         for edge in edges {
             assert_eq!(edge.reversed().reversed(), edge);
@@ -197,7 +200,7 @@ mod tests {
         let graph = synthetic::fingerprint(6);
         let count = graph.vertices.len();
         let mut finder = EdgeFinder::default();
-        let all = finder.asked(graph.vertices.iter().copied()).len();
+        let all = finder.edges_of_query(graph.vertices.iter().copied()).len();
         assert!(
             all < count * kernels::graph::NEAREST && all >= count * kernels::graph::NEAREST / 2
         );

@@ -39,7 +39,7 @@ impl EdgeQuery {
     #[must_use]
     pub fn new(graph: &Graph) -> EdgeQuery {
         let vertices = graph.vertices.iter().copied().take(VERTICES_MAX);
-        EdgeQuery { edges: EdgeFinder::default().asked(vertices) }
+        EdgeQuery { edges: EdgeFinder::default().edges_of_query(vertices) }
     }
 }
 

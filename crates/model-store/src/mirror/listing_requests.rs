@@ -8,22 +8,22 @@ use tokio::sync::watch;
 /// Asks the thread of a mirror to list all stores at once.
 #[derive(Clone)]
 pub struct ListingRequests {
-    asked: Arc<watch::Sender<u64>>,
+    requested: Arc<watch::Sender<u64>>,
     answered: watch::Receiver<u64>,
 }
 
 /// The thread's end of the requests.
 pub(super) struct ListingQueue {
-    asked: watch::Receiver<u64>,
+    requested: watch::Receiver<u64>,
     answered: watch::Sender<u64>,
 }
 
 impl ListingRequests {
     pub(super) fn new() -> (ListingRequests, ListingQueue) {
-        let (asked, requests) = watch::channel(0);
+        let (requested, requests) = watch::channel(0);
         let (answers, answered) = watch::channel(0);
-        let queue = ListingQueue { asked: requests, answered: answers };
-        (ListingRequests { asked: Arc::new(asked), answered }, queue)
+        let queue = ListingQueue { requested: requests, answered: answers };
+        (ListingRequests { requested: Arc::new(requested), answered }, queue)
     }
 
     /// Returns requests that no thread answers.
@@ -37,9 +37,9 @@ impl ListingRequests {
     /// answer within 5 s.
     pub async fn list(&self, wait: Duration) -> bool {
         let mut number = 0;
-        self.asked.send_modify(|asked| {
-            *asked += 1;
-            number = *asked;
+        self.requested.send_modify(|requested| {
+            *requested += 1;
+            number = *requested;
         });
         let mut answered = self.answered.clone();
         let done = answered.wait_for(|answered| *answered >= number);
@@ -50,8 +50,8 @@ impl ListingRequests {
 impl ListingQueue {
     /// Returns the number of the last request, if it is not answered.
     pub(super) fn pending(&mut self) -> Option<u64> {
-        let asked = *self.asked.borrow_and_update();
-        (asked > *self.answered.borrow()).then_some(asked)
+        let requested = *self.requested.borrow_and_update();
+        (requested > *self.answered.borrow()).then_some(requested)
     }
 
     /// Answers all requests up to `number`.
@@ -65,7 +65,7 @@ impl ListingQueue {
 
     /// Waits for a request, for at most `pause`.
     pub(super) async fn wait(&mut self, pause: Duration) {
-        if let Ok(Err(_)) = tokio::time::timeout(pause, self.asked.changed()).await {
+        if let Ok(Err(_)) = tokio::time::timeout(pause, self.requested.changed()).await {
             // No requests can come any more.
             tokio::time::sleep(pause).await;
         }

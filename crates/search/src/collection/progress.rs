@@ -384,7 +384,7 @@ fn reason(damage: &Damage, bytes: Option<u64>, is_end: bool, keys: Option<&[u64]
     } else {
         format!("changes {} to before {} are lost", lost.start, lost.end)
     };
-    let whose = match keys {
+    let points = match keys {
         None => UNKNOWN.to_owned(),
         Some(keys) => {
             let named: Vec<String> = keys.iter().take(NAMED_MAX).map(u64::to_string).collect();
@@ -396,7 +396,7 @@ fn reason(damage: &Damage, bytes: Option<u64>, is_end: bool, keys: Option<&[u64]
             )
         }
     };
-    format!("{place}: {changes}; {whose}")
+    format!("{place}: {changes}; {points}")
 }
 
 #[cfg(test)]

@@ -152,12 +152,12 @@ impl JobRun<'_> {
     /// Returns the next step of the walk, or `None` if the job was stopped while segments were
     /// opened.
     fn step(&mut self, max: usize) -> Result<Option<WalkStep>> {
-        let give_up = Instant::now() + OPENING_WAIT_MAX;
+        let deadline = Instant::now() + OPENING_WAIT_MAX;
         loop {
             match self.named.collection().walk(&mut self.position, max) {
                 Ok(step) => return Ok(Some(step)),
                 Err(error)
-                    if error.kind() == ErrorKind::Unavailable && Instant::now() < give_up =>
+                    if error.kind() == ErrorKind::Unavailable && Instant::now() < deadline =>
                 {
                     if self.control.stop.load(Ordering::Relaxed) {
                         return Ok(None);

@@ -191,7 +191,7 @@ impl Memtable {
     /// Embeddings are prefetched.
     pub(crate) fn scan<'a>(
         &'a self,
-        asked: &SketchQuery,
+        target: &SketchQuery,
         mut floor: f32,
         mut each: impl FnMut(&'a Arc<MemtableRow>) -> f32,
     ) {
@@ -199,7 +199,7 @@ impl Memtable {
         let mut likely: Vec<(u32, &'a Arc<MemtableRow>)> = Vec::with_capacity(BLOCK_ROWS);
         for (first, block) in (0..).step_by(BLOCK_ROWS).zip(&self.blocks) {
             match block.sketch.get() {
-                Some(sketch) => sketch.at_most(asked, &mut at_most),
+                Some(sketch) => sketch.at_most(target, &mut at_most),
                 None => at_most.fill(f32::INFINITY),
             }
             likely.clear();

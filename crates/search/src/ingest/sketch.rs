@@ -87,8 +87,8 @@ impl BlockSketch {
     }
 
     /// Writes an upper bound of each row's similarity to the query.
-    pub(super) fn at_most(&self, asked: &SketchQuery, out: &mut [f32]) {
-        let Some(query) = asked.shape.filter(|_| self.dims == asked.codes.len()) else {
+    pub(super) fn at_most(&self, target: &SketchQuery, out: &mut [f32]) {
+        let Some(query) = target.shape.filter(|_| self.dims == target.codes.len()) else {
             return out.fill(f32::INFINITY);
         };
         let rows = self.codes.chunks_exact(self.dims.max(1)).zip(&self.shapes);
@@ -101,8 +101,8 @@ impl BlockSketch {
             let doubt = query.length * row.doubt + query.doubt * (row.length + row.doubt);
             let together = query.length * row.length;
             let product =
-                query.scale * row.scale * integer::dot(&asked.codes, codes) as f32 + doubt;
-            *out = match asked.metric {
+                query.scale * row.scale * integer::dot(&target.codes, codes) as f32 + doubt;
+            *out = match target.metric {
                 Metric::Dot => product + ROUNDING * together,
                 Metric::Cosine => product / together + ROUNDING,
                 Metric::L2 => {

@@ -497,12 +497,12 @@ impl<'a, S: Scorer> Flight<'a, S> {
     pub(super) fn expire(&mut self, now: Instant) {
         if self.query.deadline.is_some_and(|deadline| deadline <= now) {
             self.ranked.late = true;
-            self.give_up();
+            self.end_early();
         }
     }
 
     /// Ends the query with the hits so far.
-    pub(super) fn give_up(&mut self) {
+    pub(super) fn end_early(&mut self) {
         self.ranked.partial |=
             !self.ended || self.ready() > 0 || !self.plan.is_empty() || self.in_flight > 0;
         self.ended = true;

@@ -314,7 +314,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
     /// Ends all queries with their hits so far.
     fn abandon(&mut self, source: &mut dyn QuerySource<'a, S>) {
         for mut flight in self.flights.drain(..) {
-            flight.give_up();
+            flight.end_early();
             let (tag, mut ranked) = flight.finish(&Reads::default());
             ranked.partial = true;
             source.answer(tag, ranked);

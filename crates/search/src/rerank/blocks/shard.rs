@@ -83,7 +83,7 @@ impl BlockShard {
                 // A block that is being scored keeps its bytes.
                 (Arc::strong_count(block) == 1).then(|| (at, self.sketch.estimate(key.hash())))
             })
-            .min_by_key(|&(_, asked)| asked)?;
+            .min_by_key(|&(_, uses)| uses)?;
         (wanted >= TIMES_OFTEN * least + TIMES_MORE).then_some(at)
     }
 

@@ -7,7 +7,7 @@ use super::ring::{Position, RecordRing, footprint};
 /// Maximum counted uses of a record.
 const USES_MAX: u8 = 3;
 /// Maximum records that one insertion moves to the head of the queue. Bounds its time.
-const SPARED_MAX: usize = 32;
+const REINSERTED_MAX: usize = 32;
 /// Divisor of a shard's bytes for the largest cached record.
 const RECORD_SHARE: usize = 4;
 
@@ -81,10 +81,10 @@ impl RecordShard {
         if (!self.take_ghost(hash) && self.full_once) || self.find(hash, key).is_some() {
             return;
         }
-        let mut spared = 0;
-        while !self.ring.has_room(footprint(record.len())) && self.evict(&mut spared) {}
+        let mut reinserted = 0;
+        while !self.ring.has_room(footprint(record.len())) && self.evict(&mut reinserted) {}
         // For records smaller than expected the index is full before the ring is.
-        while !self.index.has_room() && self.evict(&mut spared) {}
+        while !self.index.has_room() && self.evict(&mut reinserted) {}
         self.inserted += u64::from(self.put(hash, key, record, 0));
     }
 
@@ -99,12 +99,12 @@ impl RecordShard {
     }
 
     /// Moves the oldest record to the head again, or drops it. Returns false if there is no record.
-    fn evict(&mut self, spared: &mut usize) -> bool {
+    fn evict(&mut self, reinserted: &mut usize) -> bool {
         let Some((position, header)) = self.ring.oldest() else { return false };
-        let spares = *spared < SPARED_MAX && header.uses > 0;
+        let keeps = *reinserted < REINSERTED_MAX && header.uses > 0;
         let mut moved = std::mem::take(&mut self.moved);
         moved.clear();
-        if spares {
+        if keeps {
             moved.extend_from_slice(self.ring.record(position).unwrap_or(&[]));
         }
         let hash = header.key.hash_low();
@@ -112,8 +112,8 @@ impl RecordShard {
         self.ring.drop_oldest();
         self.index.remove(hash, grain);
         // At the end of the ring's memory it may no longer fit; then it is dropped.
-        if spares && self.put(hash, header.key, &moved, header.uses - 1) {
-            *spared += 1;
+        if keeps && self.put(hash, header.key, &moved, header.uses - 1) {
+            *reinserted += 1;
         } else {
             self.full_once = true;
             self.evicted += 1;
