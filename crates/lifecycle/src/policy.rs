@@ -202,9 +202,10 @@ mod tests {
             .collect()
     }
 
-    /// Checks the next steps for versions of these letters: r ready, h held, l loading, d draining,
-    /// g removed from disk, p pinned, a load again, f foreign, c converting, w withdrawn, k kept
-    /// for a rollout, s stable before a restart.
+    /// Checks the next step for the versions of `state`, which are numbers followed by letters:
+    /// * r ready, h held, l loading, d draining, g removed from disk, p pinned.
+    /// * a load again, f foreign, c converting, w withdrawn.
+    /// * k kept for a rollout, s stable before a restart.
     #[track_caller]
     fn check(
         policy: VersionPolicy,

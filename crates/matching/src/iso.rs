@@ -1,11 +1,13 @@
 //! ISO/IEC 19794-2:2005 finger minutiae records ("FMR"), read and written.
 //!
-//! Layout, numbers big-endian: "FMR\0", version " 20\0", length (4), capture equipment (2), width
-//! and height (2 + 2), resolution across and down in pixels per centimetre (2 + 2), views (1),
-//! reserved (1); then per view: finger position, view and impression, quality, minutiae (1 each),
-//! per minutia kind in the two high bits and x in the other fourteen (2), y (2), angle in 256 steps
-//! counter-clockwise (1), quality (1); length of the extended data (2) and that data, which is
-//! skipped.
+//! The layout is in this order. Numbers are big-endian. The bytes of a field are in parentheses.
+//!
+//! * Header: "FMR\0", version " 20\0", length (4), capture equipment (2), width and height (2 + 2),
+//!   resolution across and down in pixels per centimetre (2 + 2), views (1), reserved (1).
+//! * For each view: finger position, view and impression, quality, number of minutiae (1 each).
+//! * For each minutia: kind in the two high bits and x in the other fourteen (2), y (2), angle in
+//!   256 steps counter-clockwise (1), quality (1).
+//! * After the minutiae of a view: length of the extended data (2) and that data, which is skipped.
 //!
 //! # Example: a template, written and read
 //! ```

@@ -9,11 +9,15 @@ use crate::{KindLabels, LevelGauge};
 /// Metrics of a node of a cluster. Clones share their values.
 #[derive(Clone, Default)]
 pub struct ClusterMetrics {
-    /// Requests to holders: "first", "hedged" (sent to a second holder because the first was slow),
-    /// "hedge_won" (and it was faster), "retried" (a holder failed), "confirmed" (points that a
-    /// holder did not have were read again with a strong read), "partial" (answers that lack
-    /// shards), "refused" (requests for which too few shards answered), "background" (for searches
-    /// for duplicates, and for the removal of originals without a point).
+    /// Requests to holders, by kind:
+    /// * "first": sent to a first holder.
+    /// * "hedged": sent to a second holder, because the first was slow.
+    /// * "hedge_won": the second holder was faster.
+    /// * "retried": sent again, because a holder failed.
+    /// * "confirmed": points that a holder did not have were read again with a strong read.
+    /// * "partial": the answer lacks shards.
+    /// * "refused": too few shards answered.
+    /// * "background": for searches for duplicates, or to remove originals without a point.
     pub requests: Family<KindLabels, Counter>,
     /// Operations of the logs: "applied", and "skipped", which change nothing on any holder.
     pub operations: Family<KindLabels, Counter>,

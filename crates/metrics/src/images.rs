@@ -23,9 +23,11 @@ pub struct ImageMetrics {
     /// Removed collections whose originals are not all checked, and checks after failed removals of
     /// images.
     pub removals_waiting: LevelGauge,
-    /// Removal of the originals of removed collections: originals "checked", attempts that
-    /// "failed", records of removals that are "damaged", and directories of originals that are
-    /// "unused" at the start.
+    /// Removal of the originals of removed collections, by kind:
+    /// * "checked": originals.
+    /// * "failed": attempts.
+    /// * "damaged": records of removals.
+    /// * "unused": directories of originals at the start.
     pub removals: Family<KindLabels, Counter>,
     /// Collections by state: "opening", "ready", "broken".
     pub collections: Family<KindLabels, LevelGauge>,
@@ -38,13 +40,17 @@ pub struct ImageMetrics {
     /// Queries of search threads: "waiting", "max", "done", "refused", and "helped", parts of
     /// queries done by a second thread.
     pub queries: Family<KindLabels, LevelGauge>,
-    /// Filters evaluated on a segment: "indexed" by its payload index alone, "verified" with the
-    /// payloads of some rows, "scanned" with all payloads; "paused" to let other requests run, and
-    /// "late", ended by a deadline.
+    /// Filters evaluated on a segment, by kind:
+    /// * "indexed": by its payload index alone.
+    /// * "verified": with the payloads of some rows.
+    /// * "scanned": with all payloads.
+    /// * "paused": to let other requests run.
+    /// * "late": ended by a deadline.
     pub filters: Family<KindLabels, LevelGauge>,
-    /// Writes that found no room for their points: "waiting", "waited", "refused"; writes "slowed"
-    /// down so that other writes need not wait for long; and "hurried", 1 during an escalated
-    /// flush, which slows queries down.
+    /// Writes, by kind:
+    /// * "waiting", "waited", "refused": found no room for their points.
+    /// * "slowed": slowed down, so that other writes need not wait for long.
+    /// * "hurried": 1 during an escalated flush, which slows queries down.
     pub writes: Family<KindLabels, LevelGauge>,
     /// Figures of the caches of collections. Of single records: "record_lookups", "record_hits",
     /// "records_in", "records_out". Of blocks of their files: "block_lookups", "block_hits",
@@ -52,9 +58,11 @@ pub struct ImageMetrics {
     /// "reads" and "read_bytes" after "code_", "index_", "vector_" or "payload_", and "codes_out",
     /// "codes_refused" and "code_bytes" for all four.
     pub search_caches: Family<KindLabels, LevelGauge>,
-    /// Figures of the coarse stage's GPU: "queries", "fallbacks" (searches done by the processor
-    /// instead after a failure), "limited" (done by it because they request too many rows),
-    /// "passes" of searches for many rows, "device_bytes", "pinned_bytes".
+    /// Figures of the coarse stage's GPU, by kind:
+    /// * "queries", "device_bytes", "pinned_bytes".
+    /// * "fallbacks": searches done by the processor after a failure of the GPU.
+    /// * "limited": searches done by the processor, because they request too many rows.
+    /// * "passes": passes of searches for many rows.
     pub gpu: Family<KindLabels, LevelGauge>,
 }
 

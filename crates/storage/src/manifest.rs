@@ -7,10 +7,28 @@
 //! takes the newest whole slot with a whole list. If both slots are whole, it removes a newer list,
 //! which no slot names yet.
 //!
-//! Slot, 4096 bytes: `MPMANIF` and a zero, version u32, zero u32, epoch u64, bytes of the list u64,
-//! its BLAKE3 hash in 32 bytes, zeros, crc32c of bytes 0..4092 at 4092. List: `MPLIST` and two
-//! zeros, version u32, crc32c u32 of bytes 0..60 with this field zero, epoch u64, bytes u64, hash
-//! in 28 bytes (the first of it), zero u32, then the payload.
+//! A slot has 4096 bytes. Numbers are little-endian.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..8 | `MPMANIF` and a zero |
+//! | 8..12 | version |
+//! | 16..24 | epoch |
+//! | 24..32 | bytes of the payload of the list |
+//! | 32..64 | BLAKE3 hash of the payload |
+//! | 4092..4096 | crc32c of bytes 0..4092 |
+//!
+//! A list is a header and the payload.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..8 | `MPLIST` and two zeros |
+//! | 8..12 | version |
+//! | 12..16 | crc32c of bytes 0..60, of which these are zero |
+//! | 16..24 | epoch |
+//! | 24..32 | bytes of the payload |
+//! | 32..60 | first bytes of the BLAKE3 hash of the payload |
+//! | 60..64 | zeros |
 
 use std::sync::Arc;
 

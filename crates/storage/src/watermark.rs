@@ -6,9 +6,19 @@
 //! flush of the logs and never triggers one. So a watermark may be behind its logs by the writes
 //! since it was last recorded, and is ahead of them only if bytes were lost.
 //!
-//! Slot, 4096 bytes: `MPMARKS` and a zero, version u32, count u32, epoch u64, zero u64, then for
-//! each log its number u64, its durable bytes u64 and the number before which its payloads are
-//! durable u64, zeros, crc32c of bytes 0..4092 at 4092.
+//! A slot has 4096 bytes. Numbers are little-endian. After the first 32 bytes, each log has three
+//! numbers of 8 bytes: its own number, its durable bytes, and the number before which its payloads
+//! are durable.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..8 | `MPMARKS` and a zero |
+//! | 8..12 | version |
+//! | 12..16 | number of logs |
+//! | 16..24 | epoch |
+//! | 24..32 | zeros |
+//! | 32.. | the logs, then zeros |
+//! | 4092..4096 | crc32c of bytes 0..4092 |
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,14 @@
 //! The index in memory, and its bytes.
 //!
-//! Layout, little-endian: version u32, rows u32, rows of a block u32, cells u32; edges of each row,
-//! u8; edges of each cell, u32; then for each block the start of each cell's list and the end of
-//! the last, u32, and the lists. A list has two bytes an edge: the step from the row before and the
-//! heading. Step 255 goes 255 rows on and is not an edge.
+//! The layout is in this order. Numbers are little-endian, and have 32 bits by default.
+//!
+//! * Version, rows, rows of a block, cells.
+//! * Edges of each row, one byte each.
+//! * Edges of each cell.
+//! * For each block, the start of each cell's list, the end of the last list, and the lists.
+//!
+//! A list has two bytes an edge: the step from the row before and the heading. Step 255 goes 255
+//! rows on and is not an edge.
 
 use base::{Error, Result};
 

@@ -1,12 +1,17 @@
 //! ANSI INCITS 378-2004 and 378-2009.
 //!
-//! 2004: "FMR\0", " 20\0", length (2, or 0 and 4), vendor and format (2 + 2), sensor (2), size
-//! (2 + 2), resolution (2 + 2), views (1), zero (1); per view: finger position (1), view and
-//! impression (1), quality (1), minutiae (1), six bytes each, length of the extended data (2).
-//! 2009: "FMR\0", "030\0", length (4), vendor and format (2 + 2), certification (1), sensor (2),
-//! views (1), zero (1); per view: finger position (1), view (1), impression (1), quality (1 + 2 +
-//! 2), size (2 + 2), resolution (2 + 2), minutiae (1), six bytes each, extended data (2). Angles
-//! are in two degrees.
+//! The layouts are in this order. The bytes of a field are in parentheses. Angles are in steps of
+//! two degrees. A minutia has six bytes.
+//!
+//! * Header of 2004: "FMR\0", " 20\0", length (2, or 0 and 4), vendor and format (2 + 2), sensor
+//!   (2), size (2 + 2), resolution (2 + 2), views (1), zero (1).
+//! * View of 2004: finger position (1), view and impression (1), quality (1), number of minutiae
+//!   (1), the minutiae, length of the extended data (2).
+//! * Header of 2009: "FMR\0", "030\0", length (4), vendor and format (2 + 2), certification (1),
+//!   sensor (2), views (1), zero (1).
+//! * View of 2009: finger position (1), view (1), impression (1), quality (1 + 2 + 2), size
+//!   (2 + 2), resolution (2 + 2), number of minutiae (1), the minutiae, length of the extended data
+//!   (2).
 
 use base::Result;
 

@@ -1,11 +1,14 @@
 //! ISO/IEC 19794-2:2011, off-card format.
 //!
-//! "FMR\0", "030\0", length (4), representations (2), certification flag (1); then per
-//! representation: its length (4), date (9), sensor type, vendor and id (1 + 2 + 2), quality
-//! records (1) of five bytes, with the flag certificates (1) of three bytes, finger position and
-//! view (1 + 1), resolution (2 + 2), impression (1), size (2 + 2), bytes of a minutia and kind of
-//! ridge ending (half a byte each), minutiae (1), the minutiae, length of the extended data (2) and
-//! that data.
+//! The layout is in this order. The bytes of a field are in parentheses.
+//!
+//! * Header: "FMR\0", "030\0", length (4), representations (2), certification flag (1).
+//! * For each representation: its length (4), date (9), sensor type, vendor and id (1 + 2 + 2),
+//!   number of quality records (1), quality records of five bytes.
+//! * With the certification flag: number of certificates (1), certificates of three bytes.
+//! * Finger position and view (1 + 1), resolution (2 + 2), impression (1), size (2 + 2), bytes of a
+//!   minutia and kind of ridge ending (half a byte each), number of minutiae (1).
+//! * The minutiae, length of the extended data (2) and that data.
 
 use base::{Error, Result};
 

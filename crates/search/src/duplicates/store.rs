@@ -1,10 +1,16 @@
 //! Files of a job, in the directory `duplicates` of the collection.
 //!
 //! `state` is a small checksummed text that is replaced as a whole ([`crate::registry`]). It has
-//! the options, the position and the length of `pairs`. `pairs` is appended to: 28 bytes a pair,
-//! little-endian: two ids (u64), similarity (f32), score (f32, negative if the keypoints were not
-//! compared), CRC-32C of these 24 bytes. Pairs are synced before the state that counts them, so
-//! bytes beyond its length belong to a step that is repeated.
+//! the options, the position and the length of `pairs`. Pairs are appended and synced before the
+//! state that counts them. So bytes beyond its length belong to a step that is repeated. A pair has
+//! 28 bytes. Numbers are little-endian.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..8, 8..16 | the two ids |
+//! | 16..20 | similarity, a float |
+//! | 20..24 | score, a float that is negative if the keypoints were not compared |
+//! | 24..28 | CRC-32C of bytes 0..24 |
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};

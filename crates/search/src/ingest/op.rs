@@ -1,9 +1,17 @@
 //! Content of the log: one change to a collection, as bytes.
 //!
-//! Layout, little-endian: kind u8 (1 replaces a point or adds it, 2 removes one), three zeros, dims
-//! u32, id u64, bytes of the record u32, bytes of the payload u32, then the embedding in f32, the
-//! record, the payload. A removal ends after the lengths, which are zero. The log's frames are
-//! checksummed; lengths are checked here nevertheless.
+//! Numbers are little-endian. A removal ends after 24 bytes, and its lengths are 0. The frames of
+//! the log are checksummed. Lengths are checked here nevertheless.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0 | kind: 1 replaces or adds a point, 2 removes one |
+//! | 1..4 | zeros |
+//! | 4..8 | values of the embedding |
+//! | 8..16 | id |
+//! | 16..20 | bytes of the record |
+//! | 20..24 | bytes of the payload |
+//! | 24.. | the embedding in 32-bit floats, the record, the payload |
 
 use base::{Error, Result};
 

@@ -1,10 +1,17 @@
 //! The bytes of a log: a header, then frames.
 //!
-//! Header, 64 bytes: `MPLOG` and three zeros, version u32, zero u32, number of the first payload
-//! u64, zeros, crc32c of bytes 0..60 at 60. Frame: 32 bytes, then the payload, then zeros to a
-//! multiple of 8.
+//! The header has 64 bytes. Numbers are little-endian.
 //!
-//! | bytes | what |
+//! | bytes | content |
+//! |---|---|
+//! | 0..8 | `MPLOG` and three zeros |
+//! | 8..12 | version |
+//! | 16..24 | number of the first payload |
+//! | 60..64 | crc32c of bytes 0..60 |
+//!
+//! A frame is a head of 32 bytes, then the payload, then zeros to a multiple of 8.
+//!
+//! | bytes | content |
 //! |---|---|
 //! | 0..4 | `mpfr` |
 //! | 4..8 | bytes of the payload |
@@ -18,9 +25,16 @@
 //! hole.
 //!
 //! After payloads with keys, each flush ends with such a head too. After it come the keys of the
-//! frames of that flush and of some earlier ones: `mpky`, crc32c of the rest u32, number of the
-//! first of these frames u64, count u32, zero u32, then a key u64 for each. So a damaged frame
-//! leaves its key.
+//! frames of that flush and of some earlier ones. So a damaged frame leaves its key.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..4 | `mpky` |
+//! | 4..8 | crc32c of the bytes from 8 |
+//! | 8..16 | number of the first of these frames |
+//! | 16..20 | number of keys |
+//! | 20..24 | zeros |
+//! | 24.. | the keys, 8 bytes each |
 
 use base::{Error, Result};
 
