@@ -58,8 +58,8 @@ fn code(block: &[u8], row: usize, part: usize) -> u8 {
     block[part / 2 * BLOCK + place] >> (part % 2 * 4) & 0xF
 }
 
-/// The tables of one query: the cost of each code of each part as a byte, and the scale that
-/// converts a sum of them to a cost.
+/// The tables of one query. They have the cost of each code of each part as a byte, and the scale
+/// that converts a sum of them to a cost.
 #[derive(Clone, Debug, Default)]
 pub struct CostTable {
     /// 16 bytes a part, an even number of parts.

@@ -320,7 +320,7 @@ mod avx2 {
     }
 
     /// # Safety
-    /// The processor has AVX2; the query has twice the code's length, a multiple of 64.
+    /// The processor has AVX2. The query has twice the code's length, a multiple of 64.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
         // A product of pairs is at most 2 * 15 * 127, so eight of them fit into 16 bits.

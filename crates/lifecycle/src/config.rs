@@ -113,7 +113,7 @@ pub struct ModelConfig {
     /// True if the server's settings file has a section for the model. Settings of another server
     /// beside its versions are not reported then, since they were converted.
     pub has_section: bool,
-    /// Share of the model's requests that goes into the request log, 0 to 1; passed on to
+    /// Share of the model's requests that goes into the request log, 0 to 1. Passed on to
     /// [`engine::Servable::request_log_rate`].
     pub request_log_rate: Option<f64>,
     /// Rules for Classify and Regress, passed on to [`engine::Servable::examples`].

@@ -159,10 +159,9 @@ impl Lifecycle {
     }
 
     /// Replaces the models and roots that are served. Returns at once. A model that `set` lacks is
-    /// unloaded; a model whose configuration is the same is not touched. Labels, version policies
-    /// and schedules change without a load. A model that moved to another directory loads its
-    /// versions from there while the earlier ones serve. One that an administrator unloaded stays
-    /// unloaded.
+    /// unloaded. A model with the same configuration is not touched. Labels, version policies and
+    /// schedules change without a load. A model that moved to another directory loads its versions
+    /// from there while the earlier ones serve. One that an administrator unloaded stays unloaded.
     ///
     /// Calls `done` once every new or changed model has a ready version and no load left. Passes
     /// `FailedPrecondition` if one could not be loaded, or `Cancelled` if too many later changes

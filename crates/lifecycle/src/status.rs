@@ -164,7 +164,7 @@ pub struct StateChange {
     pub to: LifecycleState,
     /// Reason for the new state.
     pub reason: Option<String>,
-    /// True for a version that has failed because it is withdrawn; its load did not fail.
+    /// True for a version that has failed because it is withdrawn. Its load did not fail.
     pub withdrawn: bool,
     /// Moment of the change, by the system's clock.
     pub at: SystemTime,

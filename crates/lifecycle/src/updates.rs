@@ -1,7 +1,7 @@
 //! Updates in a fleet: processes that follow the same versions load a new one at different times.
 //!
 //! An update is the load of a version while an older version of the model serves. A process waits
-//! for its part of a window first; a hash of its name chooses the part. Then it waits for a turn,
+//! for its part of a window first. A hash of its name chooses the part. Then it waits for a turn,
 //! if the fleet has turns. First loads, and loads that an administrator requests, do not wait.
 
 use std::fmt;

@@ -136,7 +136,7 @@ pub(crate) struct WarmupOutcome {
 ///
 /// # Errors
 /// The error of a recorded request if `config.fail_on_recorded_error` is set, or of a generated one
-/// if `config.fail_on_error` is set; `Cancelled` after `stop`.
+/// if `config.fail_on_error` is set. `Cancelled` after `stop`.
 pub(crate) fn warm(
     version: WarmupVersion<'_>,
     source: &dyn WarmupSource,
@@ -297,8 +297,8 @@ impl Warmup<'_> {
     /// a second try, because ONNX Runtime describes both in the same way.
     ///
     /// # Errors
-    /// The errors of [`generate`]; the first error of a request of the first try, or one of the
-    /// second try that ends every warm-up.
+    /// The errors of [`generate`]. The first error of a request of the first try, or an error of
+    /// the second try that ends every warm-up.
     fn generate_and_run(&self, signature: &Signature, config: &WarmupConfig) -> Result<()> {
         let run = |unknown_rank| {
             generate(signature, config, unknown_rank)

@@ -55,7 +55,8 @@ pub fn spoken(authority: &str) -> Option<Spoken> {
     ask(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(Spoken::Http1)
 }
 
-/// Sends `said` and returns the first bytes of the answer; empty if the server closes without one.
+/// Sends `said` and returns the first bytes of the answer. They are empty if the server closes
+/// without one.
 fn ask(authority: &str, said: &[u8]) -> Option<Vec<u8>> {
     let address = authority.to_socket_addrs().ok()?.next()?;
     let mut stream = TcpStream::connect_timeout(&address, WAIT_MAX).ok()?;

@@ -31,8 +31,8 @@ pub struct Evidence {
     /// Edges between paired vertices that both graphs have, without the edges that the pairing grew
     /// along.
     pub(crate) supports: u32,
-    /// Error of the lengths of the edges that the pairing grew along; for photographs, of the
-    /// positions of pairs.
+    /// Error of the lengths of the edges that the pairing grew along. For photographs, it is the
+    /// error of the positions of pairs.
     pub(crate) length_error: u32,
     /// Error of the angles of these edges; for photographs, of the directions of pairs.
     pub(crate) angle_error: u32,

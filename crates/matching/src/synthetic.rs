@@ -42,7 +42,7 @@ pub fn fingerprint(seed: u64) -> Graph {
     graph
 }
 
-/// Returns an impression of a finger for large galleries; the same one for the same seed.
+/// Returns an impression of a finger for large galleries. It is the same one for the same seed.
 ///
 /// It has the statistics of the 640 templates of FVC2002 and FVC2004 (B sets): the number of
 /// minutiae, their distances, the directions of neighbours, and the scores of impostors.
@@ -92,7 +92,7 @@ pub fn photo(seed: u64) -> Graph {
     graph
 }
 
-/// Returns another impression of the same finger or scene; the same one for the same seed.
+/// Returns another impression of the same finger or scene. It is the same one for the same seed.
 #[must_use]
 pub fn distorted(graph: &Graph, seed: u64) -> Graph {
     let mut random = Random::new(seed, 3);

@@ -18,7 +18,7 @@ const PAGE_BYTES: usize = 4096;
 const SPREADS: [usize; 4] = [8, 4, 2, 1];
 /// Limit of NUMA nodes; the kernel's own is 1024 (`MAX_NUMNODES`).
 const NODES_MAX: u32 = 1024;
-/// Files in which the kernel says if it grants huge pages; either may say "never".
+/// Files in which the kernel says if it grants huge pages. Either may say "never".
 const HUGE_PAGE_SETTINGS: [&str; 2] = [
     "/sys/kernel/mm/transparent_hugepage/enabled",
     "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled",

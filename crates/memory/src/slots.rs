@@ -144,7 +144,7 @@ impl SlotMap {
         self.mark(slot..slot + 1, if backed { Slot::Free } else { Slot::Unbacked });
     }
 
-    /// Returns the shortest run of free slots that holds `count`; the lowest among equals.
+    /// Returns the shortest run of free slots that holds `count`, and the lowest among equals.
     fn best_fit(&self, count: usize) -> Option<Range<usize>> {
         self.free_runs()
             .filter(|run| run.len() >= count)
@@ -152,7 +152,7 @@ impl SlotMap {
             .map(|run| run.start..run.start + count)
     }
 
-    /// Returns the window of free and unbacked slots with the fewest unbacked ones; the lowest
+    /// Returns the window of free and unbacked slots with the fewest unbacked ones, and the lowest
     /// among equals.
     fn cheapest(&self, count: usize) -> Option<Range<usize>> {
         let mut best: Option<(usize, usize)> = None;

@@ -13,7 +13,7 @@ use crate::{LevelGauge, ModelLabels, STATUSES};
 /// A recogniser and the outcome of its audio.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct AudioLabels {
-    /// Name of the recogniser, which is its model's; empty if a request named none that exists.
+    /// Name of the recogniser, which is its model's. Empty if a request named none that exists.
     pub recogniser: Arc<str>,
     /// "ok", "partial" (something in it was damaged) or the error kind in snake case.
     pub outcome: &'static str,

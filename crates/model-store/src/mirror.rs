@@ -2,7 +2,7 @@
 //!
 //! Each store has its own pace. It is listed every poll while something changes, and then half as
 //! often at each step down to once a minute. It is listed at once if [`ListingRequests`] requests
-//! it. A failure is logged and tried again at the same pace; the copies continue to serve. Several
+//! it. A failure is logged and tried again at the same pace. The copies continue to serve. Several
 //! stores are checked at the same time, so that a store that does not answer delays no other one.
 
 mod checks;

@@ -138,7 +138,7 @@ async fn remove(
 /// in directories, such as assets. The names are relative to `dir`.
 ///
 /// # Errors
-/// I/O errors; `InvalidArgument` for a name that is not UTF-8 and for directories nested too deep.
+/// I/O errors. `InvalidArgument` for a name that is not UTF-8 and for directories nested too deep.
 fn files_of(dir: &Path) -> Result<Vec<String>> {
     let mut files = Vec::new();
     add_files(dir, "", 0, &mut files)?;

@@ -18,7 +18,7 @@ const RUNNING_FILE: &str = "/proc/self/exe";
 pub struct ChildProgram {
     path: PathBuf,
     /// Link of the kernel to the file, valid in this process and in its children before they run
-    /// the program; `None` to start the file at `path`.
+    /// the program. `None` starts the file at `path`.
     link: Option<PathBuf>,
 }
 

@@ -62,7 +62,7 @@ fn read(group: &Path, name: &str) -> Option<String> {
     std::fs::read_to_string(group.join(name)).ok()
 }
 
-/// Parses a quota: "200000" in "100000" is two cores; "max" and -1 mean no limit.
+/// Parses a quota. "200000" in "100000" is two cores. "max" and -1 mean no limit.
 fn cores(quota: &str, period: &str) -> Option<f64> {
     let (quota, period): (f64, f64) = (quota.trim().parse().ok()?, period.trim().parse().ok()?);
     (quota > 0.0 && period > 0.0).then(|| quota / period)

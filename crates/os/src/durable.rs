@@ -5,8 +5,8 @@ use std::path::Path;
 
 use base::{Error, Result};
 
-/// Waits until the entries of a directory are durable: files that were created, renamed or removed
-/// in it.
+/// Waits until the entries of a directory are durable. Then files that were created, renamed or
+/// removed in it stay so after a loss of power.
 ///
 /// # Errors
 /// The error of the file system.

@@ -129,7 +129,8 @@ pub fn usage() -> Result<ProcessUsage> {
         .ok_or_else(|| Error::internal(format!("{} has another form", path.display())))
 }
 
-/// Returns the ids of the child processes of this process; empty if the kernel does not list them.
+/// Returns the ids of the child processes of this process. The list is empty if the kernel does not
+/// list them.
 pub fn children() -> Vec<u32> {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let listed = tasks.filter_map(|task| {

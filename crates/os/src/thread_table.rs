@@ -41,8 +41,9 @@ impl<G: Copy> ThreadTable<G> {
         self.read_listed(thread_ids())
     }
 
-    /// As [`ThreadTable::read`], with the ids of the threads. Without them, such as without a free
-    /// file descriptor, the next reading counts from the last one.
+    /// As [`ThreadTable::read`], with the ids of the threads. If `ids` is `None`, for example
+    /// because no file descriptor is free, returns nothing. The next reading then counts from the
+    /// last one.
     fn read_listed(&mut self, ids: Option<Vec<u32>>) -> Vec<(G, SchedTimes)> {
         let Some(mut ids) = ids else { return Vec::new() };
         ids.sort_unstable();

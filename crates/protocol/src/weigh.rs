@@ -115,7 +115,7 @@ const fn texts(what: &'static str, count_max: u32) -> FieldLayout {
 }
 
 /// Returns the field of a map from strings to values of `size` bytes. `layout` is the layout of an
-/// entry. A node of a B-tree has room for 11 entries; at least 5 are used once there are two nodes.
+/// entry. A node of a B-tree has room for 11 entries. At least 5 are used once there are two nodes.
 const fn map(
     what: &'static str,
     count_max: u32,

@@ -184,7 +184,7 @@ pub(crate) fn params(params: Option<SearchParams>) -> Result<Value> {
     ]))
 }
 
-/// Returns the JSON of a search in another collection's points; null if it is absent.
+/// Returns the JSON of a search in another collection's points, or null if it is absent.
 pub(crate) fn lookup_from(location: Option<LookupLocation>) -> Value {
     let Some(location) = location else { return Value::Null };
     object([
@@ -194,7 +194,7 @@ pub(crate) fn lookup_from(location: Option<LookupLocation>) -> Value {
     ])
 }
 
-/// Returns the JSON of a lookup of groups in another collection; null if it is absent.
+/// Returns the JSON of a lookup of groups in another collection, or null if it is absent.
 ///
 /// # Errors
 /// As [`with_payload`].
@@ -207,7 +207,7 @@ pub(crate) fn with_lookup(lookup: Option<WithLookup>) -> Result<Value> {
     ]))
 }
 
-/// Returns the JSON of the requested part of payloads; null if the request does not say.
+/// Returns the JSON of the requested part of payloads, or null if the request does not say.
 pub(crate) fn with_payload(selector: Option<WithPayloadSelector>) -> Value {
     match selector.and_then(|selector| selector.selector_options) {
         None => Value::Null,

@@ -121,7 +121,7 @@ impl From<JsonId> for PointId {
     }
 }
 
-/// Returns the JSON of a choice of shards, which a route refuses; null if nothing is chosen.
+/// Returns the JSON of a choice of shards, which a route refuses, or null if nothing is chosen.
 pub(crate) fn shard_key(selector: Option<ShardKeySelector>) -> Value {
     let keys = selector.map(|selector| selector.shard_keys).unwrap_or_default();
     let key = |key: protocol::qdrant::ShardKey| match key.key {

@@ -175,7 +175,7 @@ impl ShapeCost {
         None
     }
 
-    /// Returns the known size class from `bottom` to `top` that pays best; `bottom` if none is
+    /// Returns the known size class from `bottom` to `top` that pays best, or `bottom` if none is
     /// known.
     fn best(&self, bottom: usize, top: usize, share: usize) -> usize {
         let share = size_class(share);

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodesPlace {
-    /// In memory if it has room for them, and otherwise on the medium; chosen for each segment.
-    /// After a start, codes above 4 MiB a segment are read into memory in the background.
+    /// In memory if it has room for them, and otherwise on the medium. The place is chosen for each
+    /// segment. After a start, codes above 4 MiB a segment are read into memory in the background.
     #[default]
     Auto,
     /// In memory. A segment whose codes do not fit is not opened.

@@ -11,7 +11,7 @@ use rubato::{FftFixedInOut, Resampler};
 pub const RATE_MIN: u32 = 1_000;
 /// Highest rate that can be changed, in Hz.
 pub const RATE_MAX: u32 = 768_000;
-/// Minimum samples of one transform; more only if the two rates have small common divisors.
+/// Minimum samples of one transform. It has more only if the two rates have small common divisors.
 const CHUNK: usize = 4096;
 
 /// Channel of a recording for a model.

@@ -151,7 +151,7 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// Advises the kernel to drop cached pages of a range; 0 bytes mean the rest of the file. If the
+/// Advises the kernel to drop cached pages of a range. 0 bytes mean the rest of the file. If the
 /// kernel refuses, only cache space is lost.
 pub(crate) fn drop_cached(file: &File, offset: u64, bytes: u64) {
     let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes))

@@ -34,9 +34,9 @@ const _: () = assert!(SECTION_START + SECTIONS_MAX * SECTION_BYTES <= SUM_AT);
 /// A part of a segment's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Type of the contents; the writer assigns the numbers.
+    /// Type of the contents. The writer assigns the numbers.
     pub kind: u32,
-    /// Offset in the file; a multiple of 4096.
+    /// Offset in the file, a multiple of 4096.
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,

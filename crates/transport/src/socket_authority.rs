@@ -132,7 +132,7 @@ struct HeaderBlock {
     element: BlockElement,
     /// Shift of the next byte if an integer continues in it.
     shift: Option<u32>,
-    /// An integer so far; then the bytes that are left of a name or a value.
+    /// An integer so far, and then the bytes that are left of a name or a value.
     number: usize,
     /// True if the field has a value here, and not only in a table.
     literal: bool,

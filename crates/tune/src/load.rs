@@ -304,7 +304,8 @@ pub(crate) fn check_names<'a>(
     }
 }
 
-/// Generates different requests, which are all kept in memory: fewer if they exceed `bytes_max`.
+/// Generates different requests for these inputs, with the seed of `args`. Stops early if they
+/// exceed `bytes_max`, because all of them are kept in memory.
 fn generated_requests(
     specs: &[TensorSpec],
     shapes: &Shapes,

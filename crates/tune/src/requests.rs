@@ -141,7 +141,7 @@ fn filled_by_server(settings: &Table) -> Vec<String> {
 ///
 /// # Errors
 /// `InvalidArgument` if a file is not a request, or if there is none, or if there are too many
-/// files; `TooLarge` for too many requests or bytes; the error of a file that cannot be read.
+/// files. `TooLarge` for too many requests or bytes. Also the error of a file that cannot be read.
 pub(crate) fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
     let mut paths = Vec::new();
     for path in given {

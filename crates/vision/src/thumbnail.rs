@@ -21,7 +21,7 @@ pub fn thumbnail_bytes(image: &Image, longest: u32) -> u64 {
     image.rgb.len() as u64 + between + small
 }
 
-/// Encodes the image as JPEG with its longer side at most `longest` pixels; never enlarged.
+/// Encodes the image as JPEG with its longer side at most `longest` pixels. It is never enlarged.
 ///
 /// # Errors
 /// `InvalidArgument` for a side that JPEG cannot have (above 65,535).

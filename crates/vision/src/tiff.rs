@@ -30,10 +30,10 @@ const STRIP_PIXELS_FACTOR: u64 = 8;
 /// Reads the size and depth of the first page.
 ///
 /// # Errors
-/// `InvalidArgument` if the directory or a value of it lies outside the file, a JPEG strip is
-/// damaged, or the page is a thumbnail of another one. `TooLarge` if a JPEG strip announces more
-/// than `limits`, if all strips together are far larger than the file or the largest image, or if a
-/// tag has too many values.
+/// `InvalidArgument` if the directory or a value of it lies outside the file. Also if a JPEG strip
+/// is damaged, or if the page is a thumbnail of another one. `TooLarge` if a JPEG strip announces
+/// more than `limits`, or if a tag has too many values. Also if all strips together are far larger
+/// than the file or the largest image.
 pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     let outside = || {
         Error::invalid(

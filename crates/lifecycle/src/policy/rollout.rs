@@ -40,7 +40,7 @@ pub(crate) struct RolloutIntent {
 }
 
 /// Returns the roles that follow `before`. The stable version stays so while it is ready and a
-/// rollout of a higher version is wanted; otherwise the highest version is stable. A version that
+/// rollout of a higher version is wanted. Otherwise the highest version is stable. A version that
 /// was withdrawn has a role only if no other version is ready.
 pub(crate) fn assign(
     before: VersionRoles,

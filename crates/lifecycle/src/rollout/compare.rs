@@ -18,7 +18,7 @@ impl fmt::Display for AnswerDifference {
     }
 }
 
-/// Returns the first difference between the `expected` and the `answered` outputs; further outputs
+/// Returns the first difference between the `expected` and the `answered` outputs. Further outputs
 /// are ignored. Types and shapes must be equal. Two floats are equal if they differ by at most
 /// `tolerance` times the larger of 1 and the expected value. NaN equals NaN. The parts of complex
 /// numbers are compared as floats. Elements of other types must be identical.

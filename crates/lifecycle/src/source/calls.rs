@@ -137,8 +137,8 @@ impl<T: Send + 'static> DirectoryCalls<T> {
     }
 
     /// Calls `call`, which reads the directory `dir` only. Returns `None` if the call does not end
-    /// in time; [`DirectoryCalls::begin_scan`] returns its result later. Returns `None` at once,
-    /// without a call, if [`DirectoryCalls::is_skipped`] returns true.
+    /// in time. Then [`DirectoryCalls::begin_scan`] returns its result later. Returns `None` at
+    /// once, without a call, if [`DirectoryCalls::is_skipped`] returns true.
     pub(super) fn call(
         &mut self,
         dir: &Path,

@@ -8,10 +8,10 @@
 //! votes are counted for each difference of headings. The score of a print is the largest sum of
 //! two neighbouring counts.
 //!
-//! The weight of a vote is its evidence: the logarithm of how much more likely the edge falls into
-//! the cell if the finger is the same than by chance. The first comes from the errors of real
-//! prints, the second from the index itself. Common cells say little and are not read. Nothing is
-//! trained.
+//! The weight of a vote is its evidence. It is the logarithm of a ratio of probabilities: that the
+//! edge of the same finger falls into the cell, and that it does by chance. The first comes from
+//! the errors of real prints, the second from the index itself. Common cells say little and are not
+//! read. Nothing is trained.
 //!
 //! Indexing by invariants of minutiae that vote goes back to Germain, Califano and Colville,
 //! "Fingerprint matching using transformation parameter clustering" (1997), which votes with

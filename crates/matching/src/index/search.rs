@@ -16,7 +16,7 @@ pub struct EdgeHit {
     /// Row of the index.
     pub row: u32,
     /// Sum of the weights of its votes in natural logarithms, minus the expected weight of chance
-    /// votes; higher is more similar.
+    /// votes. Higher is more similar.
     pub score: f32,
 }
 

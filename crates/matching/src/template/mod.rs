@@ -111,7 +111,7 @@ pub struct TemplateView {
     /// states none.
     pub quality: Option<u8>,
     /// Finger that the template states, or `None` if it states no finger or several. 1 to 5 are the
-    /// right thumb to the right little finger, and 6 to 10 the same of the left hand.
+    /// right thumb to the right little finger, and 6 to 10 the left ones.
     pub finger: Option<u8>,
     /// Byte range of the view in the template.
     pub(crate) bytes: Range<usize>,

@@ -33,7 +33,7 @@ pub(super) struct EndedCheck {
     pub(super) outcome: Result<SyncOutcome>,
 }
 
-/// Checks that run. A check that is dropped is stopped; the fetched part of a version is kept.
+/// Checks that run. A check that is dropped is stopped. The fetched part of a version is kept.
 #[derive(Default)]
 pub(super) struct RunningChecks<'a>(Vec<RunningCheck<'a>>);
 

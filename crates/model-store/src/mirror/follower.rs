@@ -362,8 +362,8 @@ impl Follower {
         problem.push_str(&text);
     }
 
-    /// Returns the policy of a model: that of its settings file, else that of the server's settings
-    /// for it, else that of the settings of the root.
+    /// Returns the policy of a model from its settings file, else from the server's settings for
+    /// it, else from the settings of the root.
     pub(super) fn policy(&self, name: &str) -> VersionPolicy {
         let settings = std::fs::read_to_string(self.cache.model_dir(name).join(SETTINGS_NAME));
         let own = settings.ok().and_then(|text| lifecycle::version_policy(&text));

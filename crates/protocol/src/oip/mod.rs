@@ -77,7 +77,7 @@ fn no_classification(name: &str) -> Error {
 /// The error is `Unimplemented` for `config` and `file:...`, with the remedy, and `InvalidArgument`
 /// for any other name.
 pub fn refused_load_parameter(name: &str) -> Error {
-    // The name comes from the client: a message shows its start only.
+    // The name comes from the client, so a message shows its start only.
     let shown: String = name.chars().take(64).collect();
     if name == "config" || name.starts_with("file:") {
         return Error::unimplemented(format!(
@@ -91,7 +91,7 @@ pub fn refused_load_parameter(name: &str) -> Error {
 
 fn dtype_of(name: &str, datatype: &str) -> Result<base::DType> {
     from_datatype(datatype).ok_or_else(|| {
-        // The text comes from the client: a message shows its start only.
+        // The text comes from the client, so a message shows its start only.
         let shown: String = datatype.chars().take(32).collect();
         Error::invalid(format!(
             "\"{name}\" has unknown datatype \"{shown}\"; known are FP32, INT64, BYTES and so on"

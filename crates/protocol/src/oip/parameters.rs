@@ -160,7 +160,7 @@ fn sequence(name: &str, value: &Scalar<'_>) -> Result<()> {
 }
 
 fn unknown(name: &str, of: &str) -> Error {
-    // The name comes from the client: a message shows its start only.
+    // The name comes from the client, so a message shows its start only.
     let shown: String = name.chars().take(NAME_SHOWN_MAX).collect();
     Error::invalid(format!(
         "{of} has the parameter \"{shown}\", which is not known here; leave it out"

@@ -102,7 +102,7 @@ pub struct AnsweredRecord {
 /// Reads records of Predict that have an answer. Their tensors share `file`.
 ///
 /// # Errors
-/// As [`read_records`] for the file; `InvalidArgument` for a record of another kind or without an
+/// As [`read_records`] for the file. `InvalidArgument` for a record of another kind or without an
 /// answer.
 pub fn read_answered(file: &Bytes) -> Result<Vec<AnsweredRecord>> {
     let mut rest = file.clone();

@@ -13,7 +13,7 @@ use crate::ingest::MemtableRow;
 pub struct QueryHit {
     /// Id of the point.
     pub id: u64,
-    /// Score of the scorer, or the coarse score if there is none; higher is more similar.
+    /// Score of the scorer, or the coarse score if there is none. Higher is more similar.
     pub score: f32,
     /// Similarity of the embeddings, or the score of the index of edges.
     pub coarse: f32,

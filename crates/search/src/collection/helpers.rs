@@ -1,8 +1,8 @@
 //! Parts of one query on several threads.
 //!
-//! A query whose segments are many, or whose largest segment has long lists, offers parts to search
-//! threads that are not busy with a query of their own. A thread that helps stops as soon as a
-//! query waits. The result is the same, bit for bit, with any number of helpers. Parts are
+//! A query with many segments, or with long lists in its largest segment, offers parts to search
+//! threads. These threads are not busy with a query of their own. A thread that helps stops as soon
+//! as a query waits. The result is the same, bit for bit, with any number of helpers. Parts are
 //! independent of each other, and work that depends on the order of segments stays with the owner.
 
 use std::cell::OnceCell;

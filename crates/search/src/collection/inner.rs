@@ -83,7 +83,7 @@ pub struct Collection {
     pub(super) publisher: Mutex<Publisher>,
     /// Memory reserved for flushes; locked during a flush. Several collections may share it.
     pub(super) flushing: Arc<Mutex<BudgetReservation>>,
-    /// Segments that cannot be merged because part of them is damaged; locked during a merge.
+    /// Segments that cannot be merged because part of them is damaged. Locked during a merge.
     pub(super) merging: Mutex<BTreeSet<u64>>,
     pub(super) filters: FilterCache,
     pub(super) files: CollectionFiles,

@@ -24,7 +24,7 @@ const PASSES_MAX: usize = 64;
 
 /// Receiver of the points of a pass.
 pub(super) trait PointVisitor {
-    /// Visits the allowed rows of a segment by its payload index; all rows if `allow` is `None`.
+    /// Visits the allowed rows of a segment by its payload index, or all rows if `allow` is `None`.
     /// Returns the rows whose payloads are still to be read, if there are any. If `scan` stops, the
     /// next call with the same segment and rows continues.
     ///

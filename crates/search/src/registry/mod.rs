@@ -2,12 +2,12 @@
 //! within one memory limit.
 //!
 //! # On disk
-//! The directory has one directory per collection with its name: `settings` has its settings and
-//! `points-…` its data; APIs may keep files beside these. Names of the registry's own files begin
-//! with a dot, which names of collections do not. `.lock` locks out a second process, `.aliases`
-//! has the aliases, `.new-…` is a collection that is being created, `.gone-…` one that is being
-//! removed. A collection is created under a temporary name and renamed, and renamed before it is
-//! removed, so after a crash it either exists or does not.
+//! The directory has one directory per collection with its name. There `settings` has its settings
+//! and `points-…` its data. APIs may keep files beside these. Names of the registry's own files
+//! begin with a dot, which names of collections do not. `.lock` locks out a second process,
+//! `.aliases` has the aliases, `.new-…` is a collection that is being created, `.gone-…` one that
+//! is being removed. A collection is created under a temporary name and renamed, and renamed before
+//! it is removed, so after a crash it either exists or does not.
 //!
 //! # Damage
 //! A collection whose settings or list of segments cannot be read is reported with the reason and

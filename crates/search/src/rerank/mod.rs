@@ -59,7 +59,7 @@ pub trait Scorer: Send + Sync {
     /// Creates working memory.
     fn scratch(&self) -> Self::Scratch;
 
-    /// Returns the similarity of the query and the record; higher is more similar, never NaN.
+    /// Returns the similarity of the query and the record. Higher is more similar. It is never NaN.
     ///
     /// # Errors
     /// `DataLoss` if the record is invalid.

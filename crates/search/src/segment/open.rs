@@ -76,8 +76,8 @@ pub(crate) fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<
 }
 
 impl Segment {
-    /// Returns the sections that can be preloaded, the payload index last; none if the medium is
-    /// mapped memory.
+    /// Returns the sections that can be preloaded, the payload index last. Returns none if the
+    /// medium is mapped memory.
     pub(super) fn cacheable(&self) -> impl Iterator<Item = &dyn CacheableSection> {
         let sections: [&dyn CacheableSection; 2] = [&self.vectors, &self.payloads];
         let index = self.payload_index.as_ref().map(PayloadIndex::section);

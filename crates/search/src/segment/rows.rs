@@ -86,8 +86,8 @@ impl RowMapBuilder {
         self.rows
     }
 
-    /// Encodes the section: rows, pages, runs, 1 if first pages follow, then the first rows, then
-    /// the first pages; u32.
+    /// Encodes the section in numbers of 32 bits. They are the rows, the pages, the runs, 1 if
+    /// first pages follow, the first rows, and the first pages.
     pub fn encode(&self) -> Vec<u8> {
         let wide = self.first_pages.iter().zip(0..).any(|(&page, run)| page != run)
             || self.pages as usize != self.first_pages.len();

@@ -501,7 +501,8 @@ impl<'a> RowScores<'a> {
         self.lost
     }
 
-    /// Returns the rows with their scores; minus infinity for a row that could not be scored.
+    /// Returns the rows with their scores. The score of a row that could not be scored is minus
+    /// infinity.
     pub(crate) fn hits(&self) -> impl Iterator<Item = CoarseHit> + '_ {
         let hit = |(row, score): (&u32, &f32)| CoarseHit { row: *row, score: *score };
         self.rows.iter().zip(&self.scores).map(hit)

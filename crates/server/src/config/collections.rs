@@ -35,7 +35,7 @@ pub struct SearchConfig {
     pub memory_node: Option<u32>,
     /// Place of the codes of segments.
     pub codes: CodesPlace,
-    /// Threads that build the index of a segment; a quarter of the cores by default.
+    /// Threads that build the index of a segment. A quarter of the cores by default.
     pub build_threads: usize,
     /// Bytes per second that flushes and merges read and write together. 0 means no limit.
     pub background_rate: u64,

@@ -26,7 +26,7 @@ pub enum ReadFault {
     Error,
     /// Fewer bytes arrive than requested.
     Short,
-    /// The second half is from an earlier time: zeros.
+    /// The second half is still zeros, as before the page was written.
     Torn,
     /// One bit is flipped.
     Flip,

@@ -133,7 +133,7 @@ impl AccessPolicy {
         Ok(Some(grant))
     }
 
-    /// Returns the rights of the key that a request shows; `None` if the server needs no keys.
+    /// Returns the rights of the key that a request shows, or `None` if the server needs no keys.
     /// Counts a wrong key, and not the request.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ impl AccessPolicy {
         .with_retry_after(wait)
     }
 
-    /// Returns the rights of the key that a request shows; `None` if the server needs no keys.
+    /// Returns the rights of the key that a request shows, or `None` if the server needs no keys.
     ///
     /// # Errors
     /// `PermissionDenied` if the request shows no key of the server.

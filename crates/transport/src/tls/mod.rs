@@ -1,7 +1,7 @@
 //! TLS of the listeners: certificates from files, which are read again when they change.
 //!
 //! A handshake uses the certificates of its time. Connections keep theirs, so that a renewal closes
-//! none. rustls uses ring, which is in the program for object stores anyway, and AWS-LC would
+//! none. TLS uses ring, because the program has it for object stores anyway and AWS-LC would
 //! compile for minutes.
 
 mod stream;

@@ -120,7 +120,7 @@ impl Plane {
         out
     }
 
-    /// Returns the mean of each square of `side` pixels; squares at the right and lower border may
+    /// Returns the mean of each square of `side` pixels. Squares at the right and lower border may
     /// be smaller.
     pub(super) fn cells(&self, side: usize) -> Plane {
         let across = self.width.div_ceil(side);

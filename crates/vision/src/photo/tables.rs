@@ -42,7 +42,8 @@ pub(super) fn direction(x: f32, y: f32) -> f32 {
     if turns >= 1.0 { 0.0 } else { turns }
 }
 
-/// Returns the scale as a vertex's kind: 1 for half a pixel or less, then eight steps per doubling.
+/// Returns the scale as a vertex's kind. It is 1 for half a pixel or less, and rises by eight for
+/// each doubling.
 pub(super) fn eighths_of_doubling(sigma: f32) -> u8 {
     /// 2^(1/8).
     const STEP: f32 = 1.090_507_7;

@@ -70,7 +70,7 @@ impl RestInferRequest {
 }
 
 /// Reads the body of an infer request. `header_length` is the value of
-/// `Inference-Header-Content-Length`. Without it the body is JSON; if it is 0, the body is the raw
+/// `Inference-Header-Content-Length`. Without it the body is JSON. If it is 0, the body is the raw
 /// form of the only input that `signature` requires. Raw tensors share the body.
 ///
 /// # Errors
