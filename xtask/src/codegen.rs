@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 /// Crates with a directory `proto`, whose Rust is in `src/generated`.
 const CRATES: [&str; 3] = ["crates/protocol", "crates/engine-tensorflow", "crates/telemetry"];
 
-/// Crate whose descriptors are committed in [`DESCRIPTORS`]: it parses text files by them and
+/// Crate whose descriptors are committed in [`DESCRIPTORS`]. It parses text files by them and
 /// describes the gRPC services.
 const DESCRIBED: &str = "crates/protocol";
 /// Package whose services no test in Rust calls.

@@ -11,7 +11,7 @@ pub enum SimdLevel {
     /// AVX2 with fused multiply-add: 256 bits. Every server processor since 2015.
     Avx2 = 2,
     /// AVX-512 with dot products of bytes (F, BW, DQ, VL and VNNI): Intel since Cascade Lake, AMD
-    /// since Zen 4. Only the integer kernels use 512 bits: they take 1.29 and 1.11 times as long
+    /// since Zen 4. Only the integer kernels use 512 bits. They take 1.29 and 1.11 times as long
     /// with AVX2 (docs/measurements/kernels.md).
     Avx512 = 3,
 }

@@ -100,7 +100,7 @@ pub struct BoundGate {
     pub limit: f32,
 }
 
-/// Scans one block: writes the lower bounds of its vectors and returns a mask of the bounds below
+/// Scans one block. Writes the lower bounds of its vectors, and returns a mask of the bounds below
 /// the gate's limit (bit `i` for vector `i`). Panics if the lengths do not fit.
 pub fn scan(
     table: &SignTable,

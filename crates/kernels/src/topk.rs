@@ -46,8 +46,8 @@ impl TopK {
         self.threshold = if k == 0 { f32::NAN } else { f32::MAX };
     }
 
-    /// Returns the largest cost that is accepted: the largest float until `k` costs were accepted,
-    /// NaN if `k` is 0.
+    /// Returns the largest cost that is accepted. It is the largest float until `k` costs were
+    /// accepted, and NaN if `k` is 0.
     #[inline]
     pub fn threshold(&self) -> f32 {
         self.threshold

@@ -73,7 +73,7 @@ impl ScanPace {
     }
 }
 
-/// Runs the `source` thread: a scan every `pace`, and on request.
+/// Runs the `source` thread. It scans every `pace`, and on request.
 pub(crate) fn scan(
     mut scanner: Scanner,
     pace: &ScanPace,
@@ -99,7 +99,7 @@ pub(crate) fn scan(
     }
 }
 
-/// Runs the `prefault` thread: faults the pool in up to the requested bytes, at the pool's own
+/// Runs the `prefault` thread. It faults the pool in up to the requested bytes, at the pool's own
 /// rate. Works at idle priority once the first load is finished.
 pub(crate) fn prefault(
     pool: &Arc<SlotPool>,

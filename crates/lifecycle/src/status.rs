@@ -192,7 +192,7 @@ pub struct LoadCost {
     pub escalated: bool,
 }
 
-/// Report of a swap: one version became ready in place of another, whose memory is released.
+/// Report of a swap. One version became ready in place of another, whose memory is released.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwapReport {
     /// Model whose version was replaced.

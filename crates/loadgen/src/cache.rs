@@ -84,8 +84,8 @@ impl TemporaryDir {
         self.folder.path()
     }
 
-    /// Removes the directories of `parent` whose names `is_temporary` accepts and that no process
-    /// uses: those of killed processes.
+    /// Removes the directories of killed processes in `parent`. No process uses them, and
+    /// `is_temporary` accepts their names.
     pub fn remove_abandoned(parent: &Path, is_temporary: impl Fn(&str) -> bool) {
         for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
             let path = entry.path();

@@ -219,7 +219,7 @@ fn seconds<S: serde::Serializer>(value: &Duration, serializer: S) -> Result<S::O
     serializer.serialize_f64(value.as_secs_f64())
 }
 
-/// Clock ticks a second in /proc/PID/stat: fixed by the kernel's interface to user space.
+/// Clock ticks a second in /proc/PID/stat. The kernel's interface to user space fixes them.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Returns the usage of process `pid`, or zeros if it has ended.

@@ -122,7 +122,8 @@ fn column(angle: u16) -> usize {
     usize::from(angle >> (16 - CELL_BITS))
 }
 
-/// Columns of all angles similar to this one, each once: the tolerance is below half a turn.
+/// Columns of all angles similar to this one. Each occurs once, because the tolerance is below half
+/// a turn.
 fn reached(angle: u16) -> impl Iterator<Item = usize> {
     let low = column(angle.wrapping_sub(ANGLE_ERROR_MAX));
     let high = column(angle.wrapping_add(ANGLE_ERROR_MAX));

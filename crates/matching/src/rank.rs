@@ -24,9 +24,9 @@ impl StageScores {
     }
 }
 
-/// Orders results: accepted ones by score, before the others by similarity of embeddings. Equal
-/// ones compare equal, so the caller adds the id. Sort all candidates of a query with it before the
-/// k best are taken.
+/// Orders results. Accepted ones come first by score, and then the others by similarity of
+/// embeddings. Equal ones compare equal, so the caller adds the id. Sort all candidates of a query
+/// with it before the k best are taken.
 #[must_use]
 pub fn best_first(accept: f32, a: StageScores, b: StageScores) -> Ordering {
     match (a.accepted(accept), b.accepted(accept)) {

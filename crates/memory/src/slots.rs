@@ -443,8 +443,8 @@ mod tests {
         }
     }
 
-    /// Tries every window: least new memory first, then the shortest run of free slots around it,
-    /// then the lowest.
+    /// Tries every window. Prefers the least new memory, then the shortest run of free slots around
+    /// it, then the lowest.
     fn naive_choice(slots: &[Slot], count: usize) -> Option<Range<usize>> {
         let windows =
             (0..(slots.len() + 1).saturating_sub(count)).map(|start| start..start + count);

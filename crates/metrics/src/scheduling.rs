@@ -34,7 +34,7 @@ pub struct PriorityLabels {
 /// The scheduler's metrics.
 #[derive(Default)]
 pub struct SchedulingMetrics {
-    /// Items of runs: the count is the number of runs, the sum that of their items.
+    /// Items of runs. The count is the number of runs, and the sum is that of their items.
     pub batch_size: Family<ModelLabels, CopiedHistogram>,
     /// Copies of items that were added up to an allowed batch size.
     pub added_items: Family<ModelLabels, Counter>,

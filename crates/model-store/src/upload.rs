@@ -134,8 +134,8 @@ async fn remove(
     all
 }
 
-/// Lists the files of the version in `dir`, without its manifest: graph and weights, and the files
-/// in directories, such as assets. The names are relative to `dir`.
+/// Lists the files of the version in `dir`, without its manifest. They are graph and weights, and
+/// the files in directories, such as assets. The names are relative to `dir`.
 ///
 /// # Errors
 /// I/O errors. `InvalidArgument` for a name that is not UTF-8 and for directories nested too deep.

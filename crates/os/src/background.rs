@@ -227,8 +227,8 @@ struct BegunWork<T> {
     runs: Weak<()>,
 }
 
-/// Runs work on threads of its own: at idle priority, and at ordinary priority if it starves.
-/// Belongs to a thread of ordinary priority.
+/// Runs work on threads of its own, at idle priority and, if the work starves, at ordinary
+/// priority. Belongs to a thread of ordinary priority.
 pub struct BackgroundRunner {
     name: String,
     doing: &'static str,
@@ -465,7 +465,8 @@ impl BackgroundRunner {
     }
 }
 
-/// Returns the outcome of work that has ended after `request`: the request, if the work stopped.
+/// Returns the outcome of work that has ended after `request`. If the work stopped, it is the
+/// request.
 fn stopped_outcome<T>(outcome: Result<T>, request: Error) -> Result<T> {
     outcome.map_err(|error| if error.kind() == ErrorKind::Cancelled { request } else { error })
 }

@@ -192,7 +192,7 @@ pub fn pin(index: usize) -> Result<()> {
     check(status, "pinning to a core")
 }
 
-/// Sets the timer slack of the calling thread: its timers fire within `slack` of their time.
+/// Sets the timer slack of the calling thread. Its timers then fire within `slack` of their time.
 /// Serving threads use 1 us instead of the usual 50.
 ///
 /// # Errors

@@ -80,7 +80,8 @@ impl RestRequest {
     }
 }
 
-/// Returns a name as one segment of a path (RFC 3986): bytes that are not unreserved are escaped.
+/// Returns a name as one segment of a path (RFC 3986). All bytes but the unreserved ones are
+/// escaped.
 pub(crate) fn segment(name: &str) -> String {
     let mut escaped = String::with_capacity(name.len());
     for byte in name.bytes() {

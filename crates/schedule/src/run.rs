@@ -304,8 +304,8 @@ fn is_filled(servable: &Servable) -> bool {
         && plan.inputs.iter().all(is_whole)
 }
 
-/// Returns the number of items of a run over `items` items, with added ones: the next allowed size
-/// if the model's runs are filled up.
+/// Returns the number of items of a run over `items` items, with added ones. It is the next allowed
+/// size if the model's runs are filled up.
 fn rows_of(servable: &Servable, items: usize) -> usize {
     if is_filled(servable) {
         merge::round_up(items, &servable.schedule().allowed_batch_sizes)

@@ -69,7 +69,7 @@ pub(crate) struct AccessFiles {
 }
 
 impl AccessFiles {
-    /// Returns the files of a server, possibly none: the signals `hangups` then do nothing.
+    /// Returns the files of a server. If there are none, the signals `hangups` do nothing.
     pub(crate) fn of(
         tls: &Option<Arc<TlsIdentity>>,
         server: &Server,

@@ -48,8 +48,8 @@ impl TraceId {
         &self.0
     }
 
-    /// Returns a number from 0 to 1 (excluded) that depends on the id only: its last seven bytes,
-    /// which the W3C asks to be random.
+    /// Returns a number from 0 to 1 (excluded) that depends on the id only. It is made of the last
+    /// seven bytes, which the W3C requires to be random.
     pub(crate) fn fraction(&self) -> f64 {
         let number = u128::from_be_bytes(self.0) as u64 & ((1 << 56) - 1);
         number as f64 / (1u64 << 56) as f64

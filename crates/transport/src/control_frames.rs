@@ -26,8 +26,8 @@ const CONTROL_FRAMES_PER_DATA_SENT_MAX: u64 = 10;
 const CONTROL_FRAMES_PER_DATA_RECEIVED_MAX: u64 = 1;
 /// Credit per second of a connection that has no other.
 const CONTROL_FRAMES_PER_SECOND_MAX: u64 = 20;
-/// Largest credit of a connection: two WINDOW_UPDATEs for each DATA frame (16 KiB) of an answer of
-/// 2 GiB, and as many PINGs.
+/// Largest credit of a connection. It covers two WINDOW_UPDATEs for each DATA frame (16 KiB) of an
+/// answer of 2 GiB, and as many PINGs.
 const CREDIT_MAX: u64 = 1 << 19;
 
 /// "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" (RFC 9113 §3.4).

@@ -78,7 +78,7 @@ pub(super) fn requests(
     Ok((requests, what))
 }
 
-/// Returns true if requests of this model can be merged: each input's first axis is open.
+/// Returns true if requests of this model can be merged, because each input's first axis is open.
 pub(super) fn mergeable(specs: &[TensorSpec]) -> bool {
     let open = |spec: &TensorSpec| match &spec.shape {
         None => true,
@@ -91,8 +91,8 @@ fn turns(named: &[(String, Vec<Vec<usize>>)]) -> usize {
     named.iter().map(|(_, shapes)| shapes.len()).max().unwrap_or(0).min(MADE_UP)
 }
 
-/// Returns the shapes by input: the given ones, else those of the model's warm-up with its open
-/// sizes as 1.
+/// Returns the shapes by input. They are those of the caller, else those of the model's warm-up
+/// with its open sizes as 1.
 fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> {
     let mut named: Vec<(String, Vec<Vec<usize>>)> = Vec::new();
     for text in wishes.dims {

@@ -44,8 +44,8 @@ impl ClientStep {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ScoredTunePoint {
     pub(super) point: TunePoint,
-    /// Best step: the highest throughput within the target, or if there is none, the lowest 99th
-    /// percentile.
+    /// Best step. It has the highest throughput within the target, or if there is none, the lowest
+    /// 99th percentile.
     pub(super) best: ClientStep,
     /// True if the best step is within the target.
     pub(super) within: bool,

@@ -169,8 +169,8 @@ impl Preprocess {
         FittedSize { width: side(width, self.width), height: side(height, self.height) }
     }
 
-    /// Returns `inner` in the middle of the input's frame: cut outside, the mean's colour around
-    /// it.
+    /// Returns `inner` in the middle of the input's frame. Pixels outside the frame are cut off,
+    /// and the rest of the frame has the colour of the mean.
     fn placed(&self, inner: &Image) -> Image {
         let colour = self.mean.map(|mean| (mean / self.scale).clamp(0.0, 255.0) as u8);
         let (width, height) = (self.width as usize, self.height as usize);

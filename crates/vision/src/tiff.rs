@@ -329,8 +329,8 @@ fn with_usual_bit_order(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(file)
 }
 
-/// Reads the colours of a palette: in the file all reds, all greens, all blues, 16 bits each. Some
-/// old programs write levels of 8 bits, so a palette without any higher level has those.
+/// Reads the colours of a palette. The file has all reds, then all greens, then all blues, 16 bits
+/// each. Some old programs write levels of 8 bits, so a palette without any higher level has those.
 fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
     let map = decoder.get_tag_u16_vec(Tag::ColorMap).map_err(|error| damaged(&error))?;
     let (reds, rest) = map.split_at(map.len() / 3);
@@ -374,8 +374,8 @@ fn luma_and_chroma(
     Ok((DynamicImage::ImageRgb8(image), orientation))
 }
 
-/// Converts full-range `YCbCr` to RGB: the default coefficients of TIFF 6.0 (section 21), which are
-/// those of JFIF.
+/// Converts full-range `YCbCr` to RGB by the default coefficients of TIFF 6.0 (section 21), which
+/// are those of JFIF.
 fn rgb([luma, blue, red]: [u8; 3]) -> [u8; 3] {
     let luma = f32::from(luma);
     let (blue, red) = (f32::from(blue) - 128.0, f32::from(red) - 128.0);

@@ -12,8 +12,8 @@ pub(crate) const FUNCTION_LINES_MAX: usize = 70;
 /// Lines of ARCHITECTURE.md.
 pub(crate) const ARCHITECTURE_LINES_MAX: usize = 200;
 
-/// The crates of `crates/` and the crates each may depend on. A new edge or crate is a decision:
-/// write it into docs/adr, then here.
+/// The crates of `crates/` and the crates each may depend on. A new edge or crate is a decision.
+/// Write it into docs/adr first, and then here.
 pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("metrics", &[]),

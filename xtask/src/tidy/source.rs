@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-/// Blanks out text that is not code: comments become spaces, string and character literals become
-/// `~`. Length and line breaks stay, so offsets and line numbers remain valid.
+/// Blanks out text that is not code. Comments become spaces, and string and character literals
+/// become `~`. Length and line breaks stay, so offsets and line numbers remain valid.
 pub(crate) fn mask(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Step of a Weyl sequence: 2^64 divided by the golden ratio. Its fractions are spread evenly.
 const WEYL_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Key of a request: requests with equal keys go to the same version while a rollout runs.
+/// Key of a request. Requests with equal keys go to the same version while a rollout runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestKey(Box<[u8]>);
 
@@ -44,7 +44,8 @@ impl SplitCounter {
         SplitCounter { salt: hasher.finalize().into(), next: AtomicU64::new(0) }
     }
 
-    /// Returns the position of a request: derived from its key, or the next of an even sequence.
+    /// Returns the position of a request. It is derived from its key, or is the next of an even
+    /// sequence.
     pub(crate) fn position(&self, key: Option<&RequestKey>) -> u64 {
         match key {
             Some(RequestKey(key)) => {

@@ -32,8 +32,8 @@ const HEADER_2009: usize = 21;
 const VIEW_2004: usize = 6;
 const VIEW_2009: usize = 19;
 
-/// Returns true if the length field is an ANSI one: two bytes, or six of which the first four are
-/// small. ISO/IEC 19794-2:2005, with the same first bytes, has four bytes.
+/// Returns true if the length field is an ANSI one. It has two bytes, or six of which the first
+/// four are small. ISO/IEC 19794-2:2005, with the same first bytes, has four bytes.
 pub(super) fn is_2004(bytes: &[u8]) -> bool {
     let mut input = Fields { bytes, at: MAGIC_2004.len() };
     match (input.number(2), input.number(2)) {

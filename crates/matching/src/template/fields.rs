@@ -5,7 +5,7 @@ use base::{Error, Result};
 use super::TemplateView;
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
 
-/// 500 dots per inch in pixels per centimetre, as the standards round it: the resolution of
+/// 500 dots per inch in pixels per centimetre, as the standards round it. It is the resolution of
 /// fingerprint graphs.
 pub(crate) const PER_CENTIMETRE: u32 = 197;
 /// Coordinates have 14 bits.
@@ -120,8 +120,8 @@ impl<'a> Fields<'a> {
         self.take(extended as usize).map(|_| ())
     }
 
-    /// Reads the rest of a template that states one size and one resolution: these, the number of
-    /// views, a byte of zero, and the views. Angles have `steps` in a turn.
+    /// Reads the rest of a template that states one size and one resolution. It has these, the
+    /// number of views, a byte of zero, and the views. Angles have `steps` in a turn.
     pub(crate) fn views_of_one_size(mut self, steps: u32) -> Result<Vec<TemplateView>> {
         let (width, height) = (self.number(2)?, self.number(2)?);
         let resolution = self.resolution()?;

@@ -17,7 +17,7 @@ struct BatchRun<'q, 's> {
 }
 
 impl BatchRun<'_, '_> {
-    /// Returns true if one pass can serve both: they have the same effort and no filter.
+    /// Returns true if one pass can serve both, because they have the same effort and no filter.
     fn shares_with(&self, other: &CollectionQuery<'_>) -> bool {
         let CollectionQuery { k, params, filter, exact, .. } = *self.query;
         let none = filter.is_none() && other.filter.is_none();

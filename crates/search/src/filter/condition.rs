@@ -52,7 +52,7 @@ pub struct MinShould {
 pub enum Condition {
     /// A value of the field matches.
     Match {
-        /// The field's path, as [`first_step`] reads it: names joined by dots, with `[]` or a
+        /// The field's path, as [`first_step`] reads it. It has names joined by dots, and `[]` or a
         /// number in brackets to go into a list.
         key: String,
         /// The comparison.

@@ -99,7 +99,8 @@ pub struct TextMatch {
     kind: TextMatchKind,
     query: String,
     tokenizer: Tokenizer,
-    /// Words of the query: of a phrase in its order, otherwise sorted and each once.
+    /// Words of the query. Those of a phrase are in its order. Others are sorted, and each occurs
+    /// once.
     words: Vec<String>,
     /// Characters of the words, sorted, each number once. Only for [`WordSplit::Prefix`].
     lengths: Vec<usize>,

@@ -29,8 +29,8 @@ pub struct SearchLimits {
     pub query_in_flight: usize,
     /// Reads in flight in total, up to [`IN_FLIGHT_MAX`].
     pub in_flight: usize,
-    /// Maximum bytes of a read: at least the bytes of the longest record. Each read in flight has a
-    /// buffer of this size.
+    /// Maximum bytes of a read. They are at least the bytes of the longest record. Each read in
+    /// flight has a buffer of this size.
     pub read_bytes_max: usize,
     /// Maximum bytes of a read of several neighbouring pages.
     pub joined_bytes_max: usize,

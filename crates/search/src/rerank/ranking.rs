@@ -4,8 +4,9 @@ use std::cmp::Ordering;
 
 use super::RerankCandidate;
 
-/// Keeps the k best in an order that does not depend on their arrival: higher scores first, equal
-/// ones by id. So it does not depend on the segments and their rows, which merges change.
+/// Keeps the k best in an order that does not depend on their arrival. Higher scores come first,
+/// and equal ones are in the order of ids. So it does not depend on the segments and their rows,
+/// which merges change.
 #[derive(Debug)]
 pub(super) struct Ranking {
     k: usize,

@@ -84,8 +84,8 @@ fn masks(hash: u64) -> impl Iterator<Item = u32> {
     SALTS.iter().map(move |salt| 1 << ((hash as u32).wrapping_mul(*salt) >> 27))
 }
 
-/// Mixes the bits of an id, of which neighbours differ in few: the last step of MurmurHash3 for 64
-/// bits (Appleby, 2011).
+/// Mixes the bits of an id, because neighbouring ids differ in few bits. It is the last step of
+/// MurmurHash3 for 64 bits (Appleby, 2011).
 fn mixed(id: u64) -> u64 {
     let id = (id ^ (id >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let id = (id ^ (id >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

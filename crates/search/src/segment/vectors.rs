@@ -220,7 +220,8 @@ impl Vectors {
         Ok(bytes)
     }
 
-    /// Groups rows whose pages overlap into one read: the pages, and indices in `rows`.
+    /// Groups rows whose pages overlap into one read. Returns the pages of each read, and the
+    /// indices of its rows in `rows`.
     fn groups(&self, rows: &[u32]) -> Vec<(Range<usize>, Vec<usize>)> {
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_unstable_by_key(|&at| rows[at]);

@@ -48,7 +48,7 @@ fn cut(message: &str) -> String {
     format!("{} ...", &message[..end])
 }
 
-/// Encodes a message for its header (gRPC over HTTP/2, "Percent-Encoded"): printable ASCII but `%`
+/// Encodes a message for its header (gRPC over HTTP/2, "Percent-Encoded"). Printable ASCII but `%`
 /// stays as it is.
 fn percent_encoded(message: String) -> String {
     if message.bytes().all(is_plain) {

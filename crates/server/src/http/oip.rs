@@ -178,7 +178,7 @@ struct AdmittedOipRequest {
     permit: OwnedSemaphorePermit,
 }
 
-/// Answers an inference request: reads and decodes its body, runs the model, and encodes the
+/// Answers an inference request. Reads and decodes its body, runs the model, and encodes the
 /// outputs. A failure before the run is counted here.
 async fn answer(
     state: &ModelsState,

@@ -157,8 +157,8 @@ fn states_of(events: &[StoreEvent]) -> BTreeMap<usize, LineStates> {
     lines
 }
 
-/// Adds the states that the lines of one store pass through: word after word from the front, and
-/// from the back.
+/// Adds the states that the lines of one store pass through. The words become visible one after the
+/// other from the front, or from the back.
 fn store(lines: &mut BTreeMap<usize, LineStates>, offset: usize, bytes: &[u8]) {
     let end = offset + bytes.len();
     for number in offset / LINE_BYTES..end.div_ceil(LINE_BYTES) {

@@ -13,7 +13,7 @@ use crate::mapping::Mapping;
 use crate::medium::Writer;
 use crate::page::PAGE_BYTES;
 
-/// A file grows in multiples of this, and doubles up to [`GROWTH_BYTES_MAX`]: growing costs an
+/// A file grows in multiples of this, and doubles up to [`GROWTH_BYTES_MAX`]. Growth costs an
 /// fsync, so it is rare.
 const GROWTH_BYTES: u64 = 2 << 20;
 /// Maximum bytes that a file grows by at once.

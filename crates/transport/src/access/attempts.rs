@@ -20,8 +20,8 @@ const ADDRESSES_MAX: usize = 4096;
 /// Bits of an IPv6 address within a network. A client can use all addresses of its network.
 const HOST_BITS_V6: u32 = 64;
 
-/// Failed attempts by address: the times at which they do not count any more. `None` stands for all
-/// clients of Unix sockets.
+/// Failed attempts by address, as the times at which they do not count any more. `None` stands for
+/// all clients of Unix sockets.
 #[derive(Debug, Default)]
 pub(super) struct FailedAttempts(Mutex<HashMap<Option<IpAddr>, Instant>>);
 

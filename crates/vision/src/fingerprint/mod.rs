@@ -52,8 +52,8 @@ const ACCEPT_PRINTS: f32 = 1500.0;
 /// (`docs/measurements/fingerprint-index.md`).
 const ACCEPT_GROWTH: f32 = 20.0;
 
-/// Returns the minimum score that accepts a fingerprint that was searched among `prints` others: a
-/// whole number, at least [`ACCEPT`].
+/// Returns the minimum score that accepts a fingerprint that was searched among `prints` others. It
+/// is a whole number, and at least [`ACCEPT`].
 ///
 /// Of 640 searches for fingers that were not among 100,000 and a million made-up prints, none
 /// accepted another finger.

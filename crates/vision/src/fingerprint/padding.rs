@@ -8,8 +8,8 @@ use super::ridges::CELL;
 
 /// Maximum difference of brightness within a cell of padding. Scaling rounds.
 const DIFFERENCE_MAX: f32 = 0.01;
-/// Cells from the middle of a square of padding to its border: it has a side of 3 cells. Valleys
-/// between ridges are narrower.
+/// Cells from the middle of a square of padding to its border. The side of such a square is 3
+/// cells. Valleys between ridges are narrower.
 const REACH: usize = 1;
 /// Minimum weight of the pixels that a smoothed value is the mean of.
 const WEIGHT_MIN: f32 = 1e-3;

@@ -94,7 +94,7 @@ fn is_extremum(around: [&Vec<f32>; 3], at: usize, width: usize, value: f32) -> b
     })
 }
 
-/// An extremum between pixels and scales: offsets of at most half a step.
+/// An extremum between pixels and scales, as offsets of at most half a step.
 struct Extremum {
     x: f32,
     y: f32,

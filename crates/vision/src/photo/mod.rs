@@ -67,8 +67,8 @@ pub(crate) struct Keypoint {
 /// or narrower than 16 pixels.
 ///
 /// Positions are pixels of `image`. If its longer side has more than 16,000 pixels, they are pixels
-/// of `image` scaled to that. The graph has that width and height. A vertex's kind is its scale:
-/// from 1 in eight steps to a doubling, in the graph's pixels.
+/// of `image` scaled to that. The graph has that width and height. A vertex's kind is its scale in
+/// the graph's pixels, from 1 in eight steps to a doubling.
 #[must_use]
 pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
     let frame = GraphFrame::of(image, options);

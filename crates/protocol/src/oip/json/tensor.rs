@@ -313,7 +313,7 @@ fn write_elements(json: &mut Vec<u8>, tensor: &Tensor, form: TensorForm) -> Resu
     }
 }
 
-/// Writes tensors into a body. `json` is an open object: it gets the member `list` and is closed.
+/// Writes tensors into a body. `json` is an open object. It gets the member `list` and is closed.
 /// The raw form of each tensor for which `binary` returns true follows.
 pub(super) fn write_body(
     mut json: Vec<u8>,

@@ -108,7 +108,7 @@ fn value(reader: &mut JsonReader<'_>, name: &str, feature: &mut FeatureWriter) -
     added.map_err(|mixed| refused(reader, name, feature, mixed))
 }
 
-/// Adds a number: whole numbers are int64, as in TensorFlow Serving, others are floats.
+/// Adds a number. Whole numbers are int64, as in TensorFlow Serving, and others are floats.
 fn number(reader: &mut JsonReader<'_>, name: &str, feature: &mut FeatureWriter) -> Result<()> {
     let token = reader.number()?;
     let added = match (token.whole, token.text.parse::<i64>()) {

@@ -22,7 +22,7 @@ pub fn predict_bytes_max(outputs: &[NamedTensor], form: PredictFormat) -> usize 
     }
 }
 
-/// Returns the bytes that the row format takes besides the values: each instance repeats all names.
+/// Returns the bytes that the row format takes besides the values. Each instance repeats all names.
 fn row_names_bytes(tensors: &[NamedTensor]) -> usize {
     let mut names = Vec::new();
     for tensor in tensors {

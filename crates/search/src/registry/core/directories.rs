@@ -121,7 +121,7 @@ pub(in crate::registry) fn remove_directory(path: PathBuf) {
     }
 }
 
-/// Returns a random number: a hash with a key drawn by the system.
+/// Returns a random number. It is a hash with a key drawn by the system.
 pub(in crate::registry) fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
