@@ -6,10 +6,11 @@
 //! that it reads ([`ObservedParts`]). The crate starts, stops and changes none of them.
 //!
 //! # Modules
-//! * Metrics: `exporter`, `metric_names`, `observer`, `threads`; `parts` are the handles that
-//!   they read.
+//! * Metrics: `exporter`, `classic_format`, `metric_names`, `observer`, `threads`; `parts` are the
+//!   handles that they read.
 //! * Events and requests: `journal`, `request_log`, `traces`.
 
+mod classic_format;
 mod exporter;
 mod journal;
 mod metric_names;
@@ -19,7 +20,8 @@ mod request_log;
 pub mod threads;
 mod traces;
 
-pub use exporter::{CLASSIC_TYPE, Exporter, Exposition};
+pub use classic_format::CLASSIC_TYPE;
+pub use exporter::{Exporter, Exposition};
 pub use journal::{
     EVENTS_MAX, EventFilter, EventJournal, EventLevel, EventPage, NewEvent, ServerEvent,
 };
