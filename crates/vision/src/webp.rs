@@ -8,40 +8,6 @@ const EXIF_START: &[u8] = b"Exif\0\0";
 /// Largest token partition that a lossy frame can announce: 24 bits of length.
 const PARTITION_BYTES: u64 = 16 << 20;
 
-/// A chunk's kind and data. The data ends with the file if the chunk claims more.
-#[derive(Clone, Copy)]
-struct RiffChunk<'a> {
-    kind: [u8; 4],
-    data: &'a [u8],
-}
-
-/// Chunks one after the other.
-struct Chunks<'a>(&'a [u8]);
-
-impl<'a> Iterator for Chunks<'a> {
-    type Item = RiffChunk<'a>;
-
-    fn next(&mut self) -> Option<RiffChunk<'a>> {
-        let &[a, b, c, d, length @ ..]: &[u8; 8] = self.0.first_chunk()?;
-        let length = u32::from_le_bytes(length) as usize;
-        let data = self.0.get(8..)?;
-        let end = length.saturating_add(length % 2).min(data.len());
-        self.0 = data.get(end..)?;
-        Some(RiffChunk { kind: [a, b, c, d], data: data.get(..length.min(data.len()))? })
-    }
-}
-
-fn chunks(file: &[u8]) -> Chunks<'_> {
-    Chunks(file.get(12..).unwrap_or_default())
-}
-
-/// Returns the EXIF data of a file, in the form of TIFF. Does not use the decoder, which allocates
-/// as many bytes as the chunk claims.
-pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
-    let data = chunks(file).find(|chunk| &chunk.kind == b"EXIF")?.data;
-    Some(data.strip_prefix(EXIF_START).unwrap_or(data))
-}
-
 /// Reads size and coding. `None` if a frame is larger than its canvas, because the decoder would
 /// allocate the frame first.
 pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
@@ -70,6 +36,40 @@ pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
     // Lossy frames are stored in whole blocks of 16 pixels.
     let padded = u64::from(width + 16) * u64::from(height + 16);
     Some(Announced { width, height, depth_bytes, beside_bytes: padded * work + partitions })
+}
+
+/// Returns the EXIF data of a file, in the form of TIFF. Does not use the decoder, which allocates
+/// as many bytes as the chunk claims.
+pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
+    let data = chunks(file).find(|chunk| &chunk.kind == b"EXIF")?.data;
+    Some(data.strip_prefix(EXIF_START).unwrap_or(data))
+}
+
+/// A chunk's kind and data. The data ends with the file if the chunk claims more.
+#[derive(Clone, Copy)]
+struct RiffChunk<'a> {
+    kind: [u8; 4],
+    data: &'a [u8],
+}
+
+/// Chunks one after the other.
+struct Chunks<'a>(&'a [u8]);
+
+impl<'a> Iterator for Chunks<'a> {
+    type Item = RiffChunk<'a>;
+
+    fn next(&mut self) -> Option<RiffChunk<'a>> {
+        let &[a, b, c, d, length @ ..]: &[u8; 8] = self.0.first_chunk()?;
+        let length = u32::from_le_bytes(length) as usize;
+        let data = self.0.get(8..)?;
+        let end = length.saturating_add(length % 2).min(data.len());
+        self.0 = data.get(end..)?;
+        Some(RiffChunk { kind: [a, b, c, d], data: data.get(..length.min(data.len()))? })
+    }
+}
+
+fn chunks(file: &[u8]) -> Chunks<'_> {
+    Chunks(file.get(12..).unwrap_or_default())
 }
 
 /// Yields a chunk and, if it is a frame of an animation, the chunks in it.
