@@ -118,7 +118,7 @@ impl Catalog {
     /// name none: the highest ready version, or the stable one of a rollout.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model or version; `Unavailable`, with state and reason, if the
+    /// `NotFound` for an unknown model or version. `Unavailable`, with state and reason, if the
     /// model or version is known but not ready.
     pub fn get(&self, name: &str, version: Option<u64>) -> Result<Arc<Servable>> {
         let models = self.models.load();
@@ -152,7 +152,7 @@ impl Catalog {
     /// Returns the version of `name` that has the label `label`.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model, `InvalidArgument` for an unknown label; otherwise the
+    /// `NotFound` for an unknown model, `InvalidArgument` for an unknown label. Otherwise the
     /// errors of [`Catalog::get`].
     pub fn by_label(&self, name: &str, label: &str) -> Result<Arc<Servable>> {
         let models = self.models.load();

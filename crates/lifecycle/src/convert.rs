@@ -56,7 +56,7 @@ impl ConversionCache {
     /// Returns the directory. Opens it, if that has not succeeded before.
     ///
     /// # Errors
-    /// As [`Cache::open`]; `FailedPrecondition` if nothing is converted.
+    /// As [`Cache::open`]. `FailedPrecondition` if nothing is converted.
     pub(crate) fn get(&self) -> Result<Arc<Cache>> {
         let dir = self
             .dir
@@ -118,7 +118,7 @@ impl Cache {
         Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), lock: Mutex::new(lock) }))
     }
 
-    /// Converts `source` with a child process; see [`Converter`]. Ends early if the attempt is
+    /// Converts `source` with a child process. See [`Converter`]. Ends early if the attempt is
     /// stopped, or if a background attempt starves.
     ///
     /// # Errors

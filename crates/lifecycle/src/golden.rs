@@ -32,8 +32,8 @@ pub(crate) struct GoldenFile {
 /// Checks that `servable` gives the expected answers.
 ///
 /// # Errors
-/// `FailedPrecondition` with the first request that is answered differently or not at all;
-/// `Cancelled` after `stop`; the errors of the file.
+/// `FailedPrecondition` with the first request that is answered differently or not at all.
+/// `Cancelled` after `stop`. Also the errors of the file.
 pub(crate) fn check(
     servable: &Servable,
     source: &dyn WarmupSource,

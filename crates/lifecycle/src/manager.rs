@@ -386,7 +386,7 @@ impl Touched {
 }
 
 impl ManagerContext {
-    /// Sets and reports a state; see [`Model::set_state`].
+    /// Sets and reports a state. See [`Model::set_state`].
     fn set_state(
         &self,
         model: &mut Model,

@@ -279,8 +279,8 @@ impl Warmup<'_> {
     /// Checks a request against its signature, and adds the inputs that the server fills in.
     ///
     /// # Errors
-    /// `InvalidArgument` for inputs or outputs that do not match; an unknown signature; the errors
-    /// of [`WarmupSource::complete`].
+    /// `InvalidArgument` for inputs or outputs that do not match; an unknown signature. Also the
+    /// errors of [`WarmupSource::complete`].
     fn prepare(&self, number: usize, mut call: WarmupCall) -> Result<ReadyCall<'_>> {
         let servable = match call.signature.as_str() {
             "" => self.servable,

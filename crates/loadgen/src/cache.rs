@@ -15,7 +15,7 @@ pub const REMEDY: &str = "free some, choose a smaller model, or another director
 /// directory beside it that is renamed when complete. So an existing directory is complete.
 ///
 /// # Errors
-/// `ResourceExhausted` if `bytes` do not fit the disk; the errors of `make`.
+/// `ResourceExhausted` if `bytes` do not fit the disk. Also the errors of `make`.
 pub fn ensure(
     cache_dir: &Path,
     key: &str,

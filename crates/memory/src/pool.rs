@@ -94,7 +94,7 @@ impl SlotPool {
     /// a node is for example a memory expander on CXL, which has no processors.
     ///
     /// # Errors
-    /// As `new`; `InvalidArgument` if the system has no such node or refuses the placement.
+    /// As `new`. `InvalidArgument` if the system has no such node or refuses the placement.
     pub fn on_node(config: PoolConfig, node: u32) -> Result<Arc<SlotPool>> {
         SlotPool::placed(config, Some(node))
     }

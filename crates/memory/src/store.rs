@@ -208,7 +208,7 @@ impl ParameterStore {
     /// to the store's rate, and end once `stop` is set.
     ///
     /// # Errors
-    /// Returns the errors of [`DirectFile::open`]; `Cancelled` after `stop`.
+    /// Returns the errors of [`DirectFile::open`]. `Cancelled` after `stop`.
     pub fn reader(self: &Arc<Self>, file: &Path, stop: Arc<AtomicBool>) -> Result<PacedReader> {
         PacedReader::open(self.clone(), file, self.direct, stop)
     }

@@ -132,7 +132,7 @@ impl VersionFetch<'_> {
     /// store.
     ///
     /// # Errors
-    /// `DataLoss` if bytes do not have the hash of the manifest; otherwise the errors of the store
+    /// `DataLoss` if bytes do not have the hash of the manifest. Otherwise the errors of the store
     /// and of the disk. The fetched bytes are kept for the next call.
     pub(crate) async fn run(&self) -> Result<Option<FetchedBytes>> {
         let manifest = match self.remote.kind() {

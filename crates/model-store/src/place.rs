@@ -70,7 +70,7 @@ impl StorePlace {
     /// (such as `aws_region`), in lower case. Does not connect.
     ///
     /// # Errors
-    /// `InvalidArgument` for a URL that no store has; `FailedPrecondition` if this program has no
+    /// `InvalidArgument` for a URL that no store has. `FailedPrecondition` if this program has no
     /// support for the store.
     pub fn open(url: &str, options: &[(String, String)]) -> Result<StorePlace> {
         let wrong = |error: &dyn std::fmt::Display| {
@@ -260,7 +260,7 @@ impl StorePlace {
     /// Reads the manifest of this directory, which is a published version. Blocks the thread.
     ///
     /// # Errors
-    /// `NotFound` without a manifest; otherwise the errors of the store and of the manifest.
+    /// `NotFound` without a manifest. Otherwise the errors of the store and of the manifest.
     pub fn manifest(&self) -> Result<StoredManifest> {
         block_on(async {
             let key = self.key(MANIFEST_NAME);
@@ -293,7 +293,7 @@ impl StorePlace {
 /// Runs `work` on this thread, which blocks.
 ///
 /// # Errors
-/// `ResourceExhausted` if the system has no room for a runtime; the errors of `work`.
+/// `ResourceExhausted` if the system has no room for a runtime. Also the errors of `work`.
 pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let failed = |error| Error::exhausted("a runtime for the store").caused_by(error);

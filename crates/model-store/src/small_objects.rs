@@ -76,7 +76,7 @@ impl SmallObjects {
     /// Reads an object of at most `bytes_max` bytes. Returns `None` if it is not there.
     ///
     /// # Errors
-    /// `DataLoss` for a larger object; the store's error.
+    /// `DataLoss` for a larger object. Also the store's error.
     pub async fn read(&self, key: &Key, bytes_max: u64) -> Result<Option<Bytes>> {
         let read = async {
             let got = self.place.objects().get(key).await?;

@@ -288,7 +288,7 @@ impl Upload<'_> {
     /// Checks that no other publisher has taken the number.
     ///
     /// # Errors
-    /// `AlreadyExists` if one has, or if the claim was deleted; the store's error.
+    /// `AlreadyExists` if one has, or if the claim was deleted. Also the store's error.
     async fn check_claim(&self) -> Result<()> {
         if self.claim.is_held(self.place).await? {
             return Ok(());

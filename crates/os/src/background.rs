@@ -324,7 +324,7 @@ impl BackgroundRunner {
     /// Runs `work` once, at ordinary priority, until it ends, `stop` is set, or its time is up.
     ///
     /// # Errors
-    /// As [`BackgroundRunner::run`]; `Internal` if `work` panics; `ResourceExhausted` if no thread
+    /// As [`BackgroundRunner::run`]. `Internal` if `work` panics. `ResourceExhausted` if no thread
     /// can be started.
     pub fn run_ordinary<T: Send + 'static>(
         &mut self,

@@ -31,7 +31,7 @@ impl DirectFile {
     /// Opens `path` for reading, with O_DIRECT if `direct` is set and possible.
     ///
     /// # Errors
-    /// `NotFound`, `PermissionDenied` or `Internal` if the file cannot be opened; `DataLoss` for a
+    /// `NotFound`, `PermissionDenied` or `Internal` if the file cannot be opened. `DataLoss` for a
     /// named pipe, a socket and a device.
     pub fn open(path: &Path, direct: bool) -> Result<DirectFile> {
         let fail = |error: io::Error| Error::io(path, &error);
@@ -114,7 +114,7 @@ impl DirectFile {
     /// has room for, and at least one if `bytes` is not 0.
     ///
     /// # Errors
-    /// `DataLoss` if the file ends before the bytes that are read; otherwise the error of the disk.
+    /// `DataLoss` if the file ends before the bytes that are read. Otherwise the error of the disk.
     pub fn read_block<'a>(
         &mut self,
         buffer: &'a mut AlignedBuffer,

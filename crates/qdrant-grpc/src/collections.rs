@@ -90,7 +90,7 @@ fn unknown(field: &str) -> Error {
     Error::invalid(format!("{field}: the interface has no such value"))
 }
 
-/// Returns the JSON of metadata; null for none.
+/// Returns the JSON of metadata, or null for none.
 fn members(fields: std::collections::BTreeMap<String, pb::Value>) -> Result<Value> {
     if fields.is_empty() {
         return Ok(Value::Null);

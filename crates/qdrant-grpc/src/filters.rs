@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::members::{filled, object, optional};
 use crate::values;
 
-/// Returns the JSON of an optional filter; null if it is absent.
+/// Returns the JSON of an optional filter, or null if it is absent.
 ///
 /// # Errors
 /// As [`filter`].

@@ -13,7 +13,7 @@ pub(crate) fn map<const N: usize>(members: [(&str, Value); N]) -> Map<String, Va
     present.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Returns the JSON of an optional value; null if it is absent.
+/// Returns the JSON of an optional value, or null if it is absent.
 pub(crate) fn optional<T: Into<Value>>(value: Option<T>) -> Value {
     value.map_or(Value::Null, Into::into)
 }

@@ -27,7 +27,7 @@ struct PointJson<'a> {
 /// bytes of the other fields, which are a message too.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are not a message; the errors of `element`.
+/// `InvalidArgument` for bytes that are not a message. Also the errors of `element`.
 pub(crate) fn split_list(
     message: Bytes,
     list: u32,

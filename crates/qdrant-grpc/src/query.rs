@@ -18,7 +18,7 @@ use crate::members::{filled, object, optional};
 use crate::values;
 use crate::vectors::{input, optional_input};
 
-/// Returns the JSON of a query; null if it is absent.
+/// Returns the JSON of a query, or null if it is absent.
 ///
 /// # Errors
 /// `InvalidArgument` for an empty query or vector, and for values that have no JSON.
@@ -69,7 +69,7 @@ fn recommend(examples: RecommendInput) -> Result<Value> {
     ]))
 }
 
-/// Returns the JSON of a strategy of recommendations; null if it is absent.
+/// Returns the JSON of a strategy of recommendations, or null if it is absent.
 ///
 /// # Errors
 /// `InvalidArgument` for an unknown number.
@@ -126,7 +126,7 @@ pub(crate) fn order_by(order: OrderBy) -> Result<Value> {
     Ok(object([("key", key), ("direction", direction), ("start_from", start)]))
 }
 
-/// Returns the JSON of prefetches; null for none.
+/// Returns the JSON of prefetches, or null for none.
 ///
 /// # Errors
 /// As [`query`], with the place of the prefetch.
@@ -150,7 +150,7 @@ fn prefetch(given: PrefetchQuery) -> Result<Value> {
     ]))
 }
 
-/// Returns the JSON of a least score; null if it is absent.
+/// Returns the JSON of a least score, or null if it is absent.
 ///
 /// # Errors
 /// `InvalidArgument` if it is not finite.
@@ -160,7 +160,7 @@ pub(crate) fn threshold(score: Option<f32>) -> Result<Value> {
     Ok(value.unwrap_or_default())
 }
 
-/// Returns the JSON of the parameters of a search; null if they are absent.
+/// Returns the JSON of the parameters of a search, or null if they are absent.
 ///
 /// # Errors
 /// `InvalidArgument` for a number that is not finite.
@@ -217,7 +217,7 @@ pub(crate) fn with_payload(selector: Option<WithPayloadSelector>) -> Value {
     }
 }
 
-/// Returns the JSON of the requested vectors; null if the request does not say.
+/// Returns the JSON of the requested vectors, or null if the request does not say.
 pub(crate) fn with_vector(selector: Option<WithVectorsSelector>) -> Value {
     match selector.and_then(|selector| selector.selector_options) {
         None => Value::Null,

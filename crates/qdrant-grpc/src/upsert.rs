@@ -41,7 +41,7 @@ fn options(message: &UpsertPoints) -> Result<Value> {
     ]))
 }
 
-/// Returns the JSON of an update mode; null if it is the default.
+/// Returns the JSON of an update mode, or null if it is the default.
 ///
 /// # Errors
 /// `InvalidArgument` for an unknown number.

@@ -157,7 +157,7 @@ pub(crate) fn input(input: VectorInput) -> Result<Value> {
     }
 }
 
-/// Returns the JSON of an optional [`input`]; null if it is absent.
+/// Returns the JSON of an optional [`input`], or null if it is absent.
 ///
 /// # Errors
 /// As [`input`].

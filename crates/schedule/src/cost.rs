@@ -283,8 +283,8 @@ impl ModelCost {
         self.fit.add(elements, us);
     }
 
-    /// Returns true if one run over `together` elements is cheaper than one over each of `apart`;
-    /// see [`LinearFit::pays`].
+    /// Returns true if one run over `together` elements is cheaper than one over each of `apart`.
+    /// See [`LinearFit::pays`].
     pub(crate) fn padding_pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
         self.fit.pays(together, apart)
     }

@@ -263,7 +263,7 @@ pub fn fill_inputs(servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result
 /// its outputs are cut back. `inputs` include the inputs of [`fill_inputs`].
 ///
 /// # Errors
-/// Returns the errors of [`Servable::run`]; `InvalidArgument` if padding makes an input too large.
+/// Returns the errors of [`Servable::run`]. `InvalidArgument` if padding makes an input too large.
 pub fn run_alone(
     servable: &Servable,
     inputs: &[NamedTensor],

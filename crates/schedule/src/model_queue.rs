@@ -86,7 +86,7 @@ pub(crate) struct ModelQueue {
     pub(crate) batches_taken: u64,
     /// Wall time of all finished runs.
     pub(crate) busy: Duration,
-    /// Start of the current busy period; see [`QueueWait::busy_since`](base::QueueWait).
+    /// Start of the current busy period. See [`QueueWait::busy_since`](base::QueueWait).
     busy_since: Option<Instant>,
     counts: ModelSnapshot,
 }

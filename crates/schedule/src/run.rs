@@ -347,7 +347,7 @@ fn run_together(
     answers.map_err(RunFailure::Engine)?.map_err(RunFailure::Misfit)
 }
 
-/// Runs a request on the calling thread as a worker runs it alone; see [`crate::run_alone`].
+/// Runs a request on the calling thread as a worker runs it alone. See [`crate::run_alone`].
 pub(crate) fn run_alone(
     servable: &Servable,
     inputs: &[NamedTensor],

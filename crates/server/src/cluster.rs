@@ -51,7 +51,7 @@ impl ClusterServing {
     /// address of the HTTP port.
     ///
     /// # Errors
-    /// `InvalidArgument` for settings that cannot work; the error of the store.
+    /// `InvalidArgument` for settings that cannot work. Also the error of the store.
     pub(crate) async fn start(
         config: &Config,
         server: &Server,

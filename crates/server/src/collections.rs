@@ -38,8 +38,8 @@ impl Collections {
     /// Opens the registry if its directory exists or is required.
     ///
     /// # Errors
-    /// `InvalidArgument` for settings of memory that cannot work; the errors of the registry if the
-    /// directory is required or another process uses it. Others are logged.
+    /// `InvalidArgument` for settings of memory that cannot work. Also the errors of the registry
+    /// if the directory is required or another process uses it. Others are logged.
     pub(crate) fn start(&self) -> Result<()> {
         let Some(directory) = &self.config.directory else { return Ok(()) };
         // Otherwise the first client that creates a collection would get the error.
@@ -70,8 +70,8 @@ impl Collections {
     /// Returns the registry, and opens it if it is not open yet.
     ///
     /// # Errors
-    /// `FailedPrecondition` if there is no directory for collections or another process uses it;
-    /// errors of the file system.
+    /// `FailedPrecondition` if there is no directory for collections or another process uses it.
+    /// Also errors of the file system.
     pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
         let mut registry = self.registry.lock();
         if let Some(registry) = registry.as_ref() {

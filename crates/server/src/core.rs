@@ -119,7 +119,7 @@ impl Core {
     /// runs together. `None` means no bound.
     ///
     /// # Errors
-    /// `InvalidArgument` for contradicting settings; the errors of the parts that it starts.
+    /// `InvalidArgument` for contradicting settings. Also the errors of the parts that it starts.
     pub(crate) fn start(
         config: &Config,
         engines: Vec<Arc<dyn Engine>>,

@@ -75,7 +75,7 @@ impl TraceSettings {
     /// Changes rates.
     ///
     /// # Errors
-    /// `FailedPrecondition` without a collector; `InvalidArgument` for a rate outside 0 to 1.
+    /// `FailedPrecondition` without a collector. `InvalidArgument` for a rate outside 0 to 1.
     pub(crate) fn change(&self, change: &TraceRateChange) -> Result<()> {
         let before = self.rates()?;
         self.tracer()?.change_rates(|mut rates| {

@@ -31,7 +31,7 @@ pub struct SpectrumSettings {
     pub hop: usize,
     /// Power of the magnitude: 1 or 2.
     pub power: f64,
-    /// True if a frame is centred on its time; otherwise it begins there.
+    /// True if a frame is centred on its time. Otherwise it begins there.
     pub center: bool,
     /// Padding outside the signal for centred frames.
     pub pad: Pad,

@@ -147,7 +147,7 @@ impl Manifest {
     /// never written. Adds a text to `problems` for each damaged slot and list.
     ///
     /// # Errors
-    /// `DataLoss` if no list is whole; `FailedPrecondition` for a slot of another version; the
+    /// `DataLoss` if no list is whole. `FailedPrecondition` for a slot of another version. Also the
     /// error of a list that the system refuses to read.
     fn newest(
         medium: &Arc<dyn Medium>,

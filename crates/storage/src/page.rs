@@ -216,7 +216,7 @@ impl<'a> RecordPage<'a> {
         self.count
     }
 
-    /// Returns the number of pages of the record, if it is long; otherwise 1.
+    /// Returns the number of pages of the record, if it is long, and otherwise 1.
     pub fn pages(&self) -> u16 {
         self.pages
     }

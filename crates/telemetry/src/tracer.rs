@@ -69,7 +69,7 @@ impl Tracer {
     /// Starts the thread that exports.
     ///
     /// # Errors
-    /// `InvalidArgument` for a malformed address, header or rate; `ResourceExhausted` if no thread
+    /// `InvalidArgument` for a malformed address, header or rate. `ResourceExhausted` if no thread
     /// can be started.
     pub fn start(
         config: TraceExportConfig,

@@ -122,7 +122,7 @@ impl RequestResources {
     /// part of the budget.
     ///
     /// # Errors
-    /// Returns the errors of [`body_reader::read`] and [`decompress::decompress`];
+    /// Returns the errors of [`body_reader::read`] and [`decompress::decompress`].
     /// `InvalidArgument` for another compression.
     pub async fn read_body(&self, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
         let coding = decompress::coding(headers)?;
@@ -191,7 +191,7 @@ impl RequestResources {
     /// if the body is large. For values with further encoded bytes, such as files in base64.
     ///
     /// # Errors
-    /// As [`RequestResources::parse_json`]; the errors of `convert`.
+    /// As [`RequestResources::parse_json`]. Also the errors of `convert`.
     pub async fn convert_json<T, U>(
         &self,
         body: Bytes,

@@ -40,7 +40,7 @@ pub(super) struct RequestSettings<'a> {
 /// Returns the requests to send in turn, and a description of their origin.
 ///
 /// # Errors
-/// `InvalidArgument` if dims are not a shape or not of an input; the errors of [`from_files`].
+/// `InvalidArgument` if dims are not a shape or not of an input. Also the errors of [`from_files`].
 pub(super) fn requests(
     specs: &[TensorSpec],
     wishes: &RequestSettings<'_>,

@@ -109,7 +109,7 @@ impl PointSearch<'_, '_, '_> {
     /// Finds the best point of the grid within the prober's budget.
     ///
     /// # Errors
-    /// Returns the errors of measuring; `Unavailable` if not even the default can be served.
+    /// Returns the errors of measuring. `Unavailable` if not even the default can be served.
     pub(super) fn run(&mut self) -> Result<TuneResult> {
         let budget = self.prober.limit_s;
         let (mut hints, slice) = self.scout()?;

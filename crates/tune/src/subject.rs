@@ -48,8 +48,8 @@ impl TuneSubject {
     /// layout.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is not a model's directory or has unreadable settings; the errors of
-    /// the conversion.
+    /// `InvalidArgument` if it is not a model's directory or has unreadable settings. Also the
+    /// errors of the conversion.
     pub(super) fn open(given: &str, env: &BenchEnv) -> Result<TuneSubject> {
         let (name, dir) = match given.split_once('=') {
             // A path may hold "=" too, so only a valid name counts as one.

@@ -42,7 +42,7 @@ impl RecordedCalls {
     /// Reads `files`. `model` replaces the recorded models.
     ///
     /// # Errors
-    /// Errors of the files; `InvalidArgument` if they hold no request.
+    /// Errors of the files. `InvalidArgument` if they hold no request.
     pub(crate) fn read(files: &[PathBuf], model: Option<&str>) -> Result<RecordedCalls> {
         let mut records = RecordedCalls::default();
         for path in files {

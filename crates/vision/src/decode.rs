@@ -83,7 +83,7 @@ impl NistImage<'_> {
     /// Decodes the image.
     ///
     /// # Errors
-    /// As [`decode`]; `InvalidArgument` for an unsupported compression.
+    /// As [`decode`]. `InvalidArgument` for an unsupported compression.
     pub fn decode(&self, limits: &Limits) -> Result<Decoded> {
         guarded(|| {
             let pixels = decode_record(self, limits)?;

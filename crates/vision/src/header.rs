@@ -94,7 +94,7 @@ impl NistImage<'_> {
     /// Reads the size of the image from its data, and bounds the memory that decoding it takes.
     ///
     /// # Errors
-    /// As [`Header::read`]; `InvalidArgument` for an unsupported compression.
+    /// As [`Header::read`]. `InvalidArgument` for an unsupported compression.
     pub fn header(&self, limits: &Limits) -> Result<Header> {
         Header::of(Format::Nist, announced_by_record(self, limits)?, limits)
     }

@@ -34,7 +34,7 @@ struct ArmMeasures {
     errors: AtomicU64,
     latency: VersionLatencies,
     runs: AtomicU64,
-    /// Nanoseconds of wall time; see [`RunCost::time`].
+    /// Nanoseconds of wall time. See [`RunCost::time`].
     time: AtomicU64,
     /// Nanoseconds for which they occupied workers.
     occupied: AtomicU64,

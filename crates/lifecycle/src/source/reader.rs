@@ -94,7 +94,7 @@ impl ModelReader {
     /// Reads the contents of the directory.
     ///
     /// # Errors
-    /// The error of the directory; `Unavailable` if it changes during each read.
+    /// The error of the directory. `Unavailable` if it changes during each read.
     pub(super) fn read(
         &mut self,
         base: &ModelConfig,

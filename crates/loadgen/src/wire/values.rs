@@ -81,7 +81,7 @@ pub fn from_json(text: &[u8]) -> Result<Vec<NamedTensor>> {
 /// requests that had failed when they were logged.
 ///
 /// # Errors
-/// `InvalidArgument` with the line's number if a line is not a request; `TooLarge` for more than
+/// `InvalidArgument` with the line's number if a line is not a request. `TooLarge` for more than
 /// `max` requests.
 pub fn from_json_lines(text: Bytes, max: usize) -> Result<Vec<Vec<NamedTensor>>> {
     let mut rest = text;

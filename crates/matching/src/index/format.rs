@@ -113,7 +113,7 @@ impl EdgeIndex {
     /// Reads stored bytes. Lists are checked when they are read, and a wrong row is ignored.
     ///
     /// # Errors
-    /// `DataLoss` if the bytes are not such an index; `FailedPrecondition` for another version.
+    /// `DataLoss` if the bytes are not such an index. `FailedPrecondition` for another version.
     pub fn decode(bytes: &[u8]) -> Result<EdgeIndex> {
         let mut input = Input { rest: bytes };
         let version = input.number()?;

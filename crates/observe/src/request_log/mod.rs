@@ -171,7 +171,7 @@ impl RequestLog {
     /// Creates the directory, repairs the files of an earlier run, and starts the thread.
     ///
     /// # Errors
-    /// `InvalidArgument` for a rate outside 0 to 1; errors of the directory.
+    /// `InvalidArgument` for a rate outside 0 to 1. Also errors of the directory.
     pub fn start(config: &RequestLogConfig, metrics: Arc<Metrics>) -> Result<RequestLog> {
         if !(0.0..=1.0).contains(&config.rate) {
             return Err(Error::invalid(format!(

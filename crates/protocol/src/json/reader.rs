@@ -337,7 +337,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    /// Reads any value; see [`Scalar`].
+    /// Reads any value. See [`Scalar`].
     pub(crate) fn scalar(&mut self) -> Result<Scalar<'a>> {
         Ok(match self.peek() {
             Some(b'"') => Scalar::Text(self.string()?),

@@ -62,7 +62,7 @@ pub const STRING_REFERENCES_BYTES: u64 = 2 * size_of::<bytes::Bytes>() as u64;
 /// Decodes the inputs and options of a request. Raw contents are shared, not copied.
 ///
 /// # Errors
-/// `InvalidArgument` for tensors whose elements do not match their type and shape; `Unimplemented`
+/// `InvalidArgument` for tensors whose elements do not match their type and shape. `Unimplemented`
 /// for shared memory and classification.
 pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
     for input in &request.inputs {
@@ -130,7 +130,7 @@ pub fn boolean(value: bool) -> InferParameter {
 /// Returns the version in the `version` parameter of a load, if there is one.
 ///
 /// # Errors
-/// `Unimplemented` for parameters with settings or files; `InvalidArgument` for an unknown
+/// `Unimplemented` for parameters with settings or files. `InvalidArgument` for an unknown
 /// parameter, and for a version that is not a number.
 pub fn load_version(
     parameters: &BTreeMap<String, ModelRepositoryParameter>,

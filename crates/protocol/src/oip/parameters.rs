@@ -31,7 +31,7 @@ impl InferOptions {
     /// Reads a parameter of the request.
     ///
     /// # Errors
-    /// `Unimplemented` for sequences; `InvalidArgument` for a malformed value and for an unknown
+    /// `Unimplemented` for sequences. `InvalidArgument` for a malformed value and for an unknown
     /// parameter.
     pub(super) fn read(&mut self, name: &str, value: &Scalar<'_>) -> Result<()> {
         match (name, value) {
@@ -74,7 +74,7 @@ impl InferOptions {
 /// Reads a parameter of an input. Returns the length of its raw form, if the parameter is that.
 ///
 /// # Errors
-/// `Unimplemented` for shared memory; `InvalidArgument` for a malformed length and for an unknown
+/// `Unimplemented` for shared memory. `InvalidArgument` for a malformed length and for an unknown
 /// parameter.
 pub(super) fn input(input: &str, name: &str, value: &Scalar<'_>) -> Result<Option<usize>> {
     match (name, value) {
@@ -91,7 +91,7 @@ pub(super) fn input(input: &str, name: &str, value: &Scalar<'_>) -> Result<Optio
 /// Reads a parameter of an output. Returns the choice of raw elements, if the parameter is that.
 ///
 /// # Errors
-/// `Unimplemented` for shared memory and classification; `InvalidArgument` for an unknown
+/// `Unimplemented` for shared memory and classification. `InvalidArgument` for an unknown
 /// parameter.
 pub(super) fn output(output: &str, name: &str, value: &Scalar<'_>) -> Result<Option<bool>> {
     match (name, value) {

@@ -154,7 +154,7 @@ fn filter_level(filter: &str) -> usize {
 /// the level replaces the whole filter, with its levels of single modules.
 ///
 /// # Errors
-/// `InvalidArgument` for an unknown setting or a value of the wrong type; `Unimplemented` for
+/// `InvalidArgument` for an unknown setting or a value of the wrong type. `Unimplemented` for
 /// combinations that have no level here, log files and other formats.
 pub fn changed_log(filter: &str, settings: &BTreeMap<String, LogSettingValue>) -> Result<String> {
     let current = filter_level(filter);

@@ -23,7 +23,7 @@ impl FillBudget {
     /// Extends `values` to `count` elements.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than `count` values; `TooLarge` over the budget.
+    /// `InvalidArgument` for more than `count` values. `TooLarge` over the budget.
     pub(crate) fn fill<T: Clone + Default>(
         &mut self,
         mut values: Vec<T>,

@@ -109,7 +109,7 @@ pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
 /// Decodes the inputs and options of a request. `tensor_content` is shared, not copied.
 ///
 /// # Errors
-/// As [`super::decode_tensor`]; `InvalidArgument` for too many inputs or outputs.
+/// As [`super::decode_tensor`]. `InvalidArgument` for too many inputs or outputs.
 pub fn decode_predict(request: PredictRequest) -> Result<GrpcPredict> {
     wire::check_count("inputs", request.inputs.len())?;
     wire::check_count("outputs", request.output_filter.len())?;

@@ -68,7 +68,7 @@ pub struct ExampleTask {
 /// Reads the records, of which each may be wrong by itself. Their tensors share `file`.
 ///
 /// # Errors
-/// `DataLoss` for a truncated or damaged file; `InvalidArgument` for more than [`RECORDS_MAX`]
+/// `DataLoss` for a truncated or damaged file. `InvalidArgument` for more than [`RECORDS_MAX`]
 /// records. The message has the record's number. The error of a record in the list is
 /// `InvalidArgument` for a malformed request, `DataLoss` for bytes that are not a record, and
 /// `Unimplemented` for an unknown kind.

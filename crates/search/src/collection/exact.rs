@@ -169,7 +169,7 @@ impl SearchThread {
     /// candidates.
     ///
     /// # Errors
-    /// The error of a reader whose queue fails; `Internal` if a helper panicked.
+    /// The error of a reader whose queue fails. `Internal` if a helper panicked.
     pub(super) fn rerank<S: Scorer + Clone + 'static>(
         &mut self,
         scorer: &S,

@@ -65,8 +65,8 @@ impl FilterCache {
     ///
     /// # Errors
     /// `DeadlineExceeded` or `Cancelled` if payloads are still to be read, as
-    /// [`PayloadScan::check`]; the next call continues. `ResourceExhausted` if memory has no room;
-    /// otherwise the error of the medium.
+    /// [`PayloadScan::check`]; the next call continues. `ResourceExhausted` if memory has no room.
+    /// Otherwise the error of the medium.
     pub(super) fn select(
         &self,
         segment: &Segment,

@@ -101,7 +101,7 @@ impl Collection {
     /// memtable is kept and searched as before.
     ///
     /// # Errors
-    /// The error of the medium; `ResourceExhausted` if queries still hold memory reserved for
+    /// The error of the medium. `ResourceExhausted` if queries still hold memory reserved for
     /// flushes.
     pub(super) fn flush_once(&self, urgency: Urgency) -> Result<bool> {
         let mut headroom = self.flushing.lock();

@@ -68,8 +68,8 @@ impl Collection {
     /// to [`IDS_MAX`].
     ///
     /// # Errors
-    /// `InvalidArgument` for an invalid filter or a `max` that is too large; otherwise the error
-    /// of the medium.
+    /// `InvalidArgument` for an invalid filter or a `max` that is too large. Otherwise the error of
+    /// the medium.
     pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Filter>) -> Result<IdList> {
         if max > IDS_MAX {
             return Err(Error::invalid(format!(

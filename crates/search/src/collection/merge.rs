@@ -444,8 +444,8 @@ impl Collection {
     /// publishes it in their place.
     ///
     /// # Errors
-    /// `Cancelled` if one of the segments was dropped meanwhile; the errors of the medium and the
-    /// memory budget.
+    /// `Cancelled` if one of the segments was dropped meanwhile. Also the errors of the medium and
+    /// the memory budget.
     fn merge_segments(
         &self,
         numbers: &[u64],

@@ -149,8 +149,8 @@ impl Collection {
     /// Returns the point of this id, or `None` if there is none.
     ///
     /// # Errors
-    /// `DataLoss` if the point, or the data that shows if it exists, is damaged; `Unavailable` if
-    /// a segment that may hold it is still being opened.
+    /// `DataLoss` if the point, or the data that shows if it exists, is damaged. `Unavailable` if a
+    /// segment that may hold it is still being opened.
     pub fn get(&self, id: u64) -> Result<Option<StoredPoint>> {
         let state = self.read_state();
         match state.find(id) {
@@ -209,7 +209,7 @@ impl Collection {
     /// Creates the readers and the working memory of one search thread.
     ///
     /// # Errors
-    /// The error of the medium; `InvalidArgument` for invalid limits.
+    /// The error of the medium. `InvalidArgument` for invalid limits.
     pub fn thread(&self, limits: SearchLimits) -> Result<SearchThread> {
         let medium = &self.medium;
         let reader = medium.reader(limits.reader_options())?;
@@ -288,7 +288,7 @@ impl Collection {
     ///
     /// # Errors
     /// `NotFound` if there is no such file, `FailedPrecondition` for a segment that is whole or
-    /// still being opened; otherwise the error of the medium. After an error of the medium, a
+    /// still being opened. Otherwise the error of the medium. After an error of the medium, a
     /// segment is dropped in memory, and the next flush makes that durable.
     pub fn abandon(&self, name: &str) -> Result<()> {
         if let Some(CollectionFile::Log(number)) = CollectionFile::of(name) {

@@ -80,7 +80,7 @@ impl Collection {
     ///
     /// # Errors
     /// `Unavailable` while segments are being opened, `FailedPrecondition` if the collection is
-    /// damaged; otherwise the error of the medium.
+    /// damaged. Otherwise the error of the medium.
     pub fn pin(&self) -> Result<PinnedFiles<'_>> {
         self.check_whole()?;
         self.publish()?;

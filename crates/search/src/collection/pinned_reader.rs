@@ -38,7 +38,7 @@ impl<'a> PinnedReader<'a> {
     /// Creates the reader of the segment `number` in `file`, which has the name `name`.
     ///
     /// # Errors
-    /// `DataLoss` if the superblock or the table of checksums is damaged; otherwise the error of
+    /// `DataLoss` if the superblock or the table of checksums is damaged. Otherwise the error of
     /// the medium.
     pub(super) fn of_segment(
         collection: &'a Collection,

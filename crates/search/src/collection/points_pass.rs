@@ -102,8 +102,8 @@ impl PointsPass {
     ///
     /// # Errors
     /// `Cancelled` after a pause, which [`scan::is_paused`] shows. The next call then continues.
-    /// `DeadlineExceeded` if payloads are still to be read; the errors of the filter and of the
-    /// visitor.
+    /// `DeadlineExceeded` if payloads are still to be read. Also the errors of the filter and of
+    /// the visitor.
     pub(super) fn run(
         &mut self,
         collection: &Collection,

@@ -338,7 +338,7 @@ impl PayloadScan {
     /// Checks that every row and part was read. `what` names the reason for reading.
     ///
     /// # Errors
-    /// `DeadlineExceeded` if rows were skipped; `Cancelled` if the pass was paused, which
+    /// `DeadlineExceeded` if rows were skipped. `Cancelled` if the pass was paused, which
     /// [`in_slice`] notices.
     pub(super) fn check(&self, what: &str) -> Result<()> {
         match self.step {

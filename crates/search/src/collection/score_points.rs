@@ -23,9 +23,10 @@ impl Collection {
     /// each hit is 0.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`CANDIDATES_MAX`] ids; the error of the medium. The result
-    /// is partial if a record is damaged, changes are lost with a log, or the deadline passed. It
-    /// is also partial if damage hides the state of a point, or a segment is not open yet.
+    /// `InvalidArgument` for more than [`CANDIDATES_MAX`] ids. Also the error of the medium. The
+    /// result is partial if a record is damaged, changes are lost with a log, or the deadline
+    /// passed. It is also partial if damage hides the state of a point, or a segment is not open
+    /// yet.
     pub fn score_points<S: Scorer + Clone + 'static>(
         &self,
         thread: &mut SearchThread,

@@ -68,7 +68,7 @@ impl DuplicateProgress {
     /// Reads the progress of a collection's job. Returns `None` if there was none.
     ///
     /// # Errors
-    /// `DataLoss` for a damaged file; otherwise the error of the file system.
+    /// `DataLoss` for a damaged file. Otherwise the error of the file system.
     pub fn read(store: &DuplicateStore) -> Result<Option<DuplicateProgress>> {
         store.state()
     }

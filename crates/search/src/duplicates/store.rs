@@ -105,7 +105,7 @@ impl DuplicateStore {
     /// Reads the state. Returns `None` if there is none.
     ///
     /// # Errors
-    /// `DataLoss` for a damaged file; otherwise the error of the file system.
+    /// `DataLoss` for a damaged file. Otherwise the error of the file system.
     pub(super) fn state<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         files::read(STATE_KIND, &self.directory.join(STATE))
     }
@@ -140,7 +140,7 @@ impl DuplicateStore {
     /// Reads the first `pairs` pairs.
     ///
     /// # Errors
-    /// `DataLoss` for damaged bytes; otherwise the error of the file system.
+    /// `DataLoss` for damaged bytes. Otherwise the error of the file system.
     pub fn pairs(&self, pairs: u64) -> Result<Vec<DuplicatePair>> {
         if pairs == 0 {
             return Ok(Vec::new());

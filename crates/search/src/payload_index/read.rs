@@ -172,7 +172,7 @@ impl PayloadIndex {
     /// Returns the rows of a bitmap.
     ///
     /// # Errors
-    /// `DataLoss` if its bytes are damaged; otherwise the error of the medium.
+    /// `DataLoss` if its bytes are damaged. Otherwise the error of the medium.
     pub(super) fn bitmap(&self, file: &dyn Sealed, place: &BitmapPlace) -> Result<RowSet> {
         let rows = self.directory.rows;
         let mut set = RowSet::none(rows);
@@ -210,7 +210,7 @@ impl PayloadIndex {
     /// together.
     ///
     /// # Errors
-    /// `DataLoss` if their bytes are damaged; otherwise the error of the medium or of `each`.
+    /// `DataLoss` if their bytes are damaged. Otherwise the error of the medium or of `each`.
     pub(super) fn entries(
         &self,
         file: &dyn Sealed,

@@ -110,7 +110,8 @@ impl RegistryCore {
     /// [`RegistryCore::open_all`].
     ///
     /// # Errors
-    /// `InvalidArgument` for too little memory; the errors of the file system and of the media.
+    /// `InvalidArgument` for too little memory. Also the errors of the file system and of the
+    /// media.
     pub(super) fn open(options: RegistryOptions) -> Result<Arc<RegistryCore>> {
         options.check_memory()?;
         let directory = &options.directory;
@@ -190,8 +191,8 @@ impl RegistryCore {
     /// Returns the collection of a name or an alias.
     ///
     /// # Errors
-    /// `NotFound`; `Unavailable` with a retry delay while it is being opened; the error of a broken
-    /// one.
+    /// `NotFound`. `Unavailable` with a retry delay while it is being opened. Also the error of a
+    /// broken one.
     pub(super) fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         let map = self.map.read();
         // A collection's own name comes first, because no alias may hide it.

@@ -140,7 +140,7 @@ impl Media {
     ///
     /// # Errors
     /// `FailedPrecondition` if the choice cannot read this layout, `ResourceExhausted` if there is
-    /// no memory for files in DRAM; otherwise the error of the medium.
+    /// no memory for files in DRAM. Otherwise the error of the medium.
     pub(super) fn open(
         &self,
         own: Option<MediumChoice>,

@@ -160,7 +160,7 @@ impl Registry {
     ///
     /// # Errors
     /// `FailedPrecondition` if another process uses the directory, `InvalidArgument` for invalid
-    /// options; otherwise the error of the file system.
+    /// options. Otherwise the error of the file system.
     pub fn open(options: RegistryOptions) -> Result<Arc<Registry>> {
         let threads = options.threads();
         let queue_max = options.queue_max;
@@ -217,7 +217,7 @@ impl Registry {
     /// Returns false if there is none. Running queries complete normally.
     ///
     /// # Errors
-    /// `Unavailable` while it is being opened; otherwise the error of the file system.
+    /// `Unavailable` while it is being opened. Otherwise the error of the file system.
     pub fn remove(&self, name: &str) -> Result<bool> {
         self.core.remove(name)
     }
@@ -225,8 +225,8 @@ impl Registry {
     /// Returns the collection of a name or an alias.
     ///
     /// # Errors
-    /// `NotFound`; `Unavailable` with a retry delay while it is being opened; the error of a broken
-    /// one.
+    /// `NotFound`. `Unavailable` with a retry delay while it is being opened. Also the error of a
+    /// broken one.
     pub fn get(&self, name: &str) -> Result<Arc<NamedCollection>> {
         self.core.get(name)
     }

@@ -209,7 +209,7 @@ impl NamedCollection {
     /// Returns the client's id of an internal id. Reads the payload for a UUID or a large number.
     ///
     /// # Errors
-    /// `NotFound` if the point was removed; otherwise as [`NamedCollection::get`].
+    /// `NotFound` if the point was removed. Otherwise as [`NamedCollection::get`].
     pub fn external(&self, internal: u64) -> Result<PointId> {
         if internal < NUMBERS_MAX {
             return Ok(PointId::Number(internal));
@@ -222,7 +222,7 @@ impl NamedCollection {
     /// Returns the point of an id.
     ///
     /// # Errors
-    /// `DataLoss` if the point, or the data that shows if it exists, is damaged; `Unavailable` if a
+    /// `DataLoss` if the point, or the data that shows if it exists, is damaged. `Unavailable` if a
     /// segment that may hold it is still being opened.
     pub fn get(&self, id: &PointId) -> Result<Option<FetchedPoint>> {
         self.get_parts(std::slice::from_ref(id), PointParts::ALL)
@@ -273,7 +273,7 @@ impl NamedCollection {
     /// all from one state. Damaged points are skipped.
     ///
     /// # Errors
-    /// `InvalidArgument` for an invalid filter or a limit that is too large; otherwise the error of
+    /// `InvalidArgument` for an invalid filter or a limit that is too large. Otherwise the error of
     /// the medium.
     pub fn scroll(
         &self,
@@ -362,7 +362,7 @@ impl NamedCollection {
     /// `max` most frequent values.
     ///
     /// # Errors
-    /// As [`Collection::facet`]; `InvalidArgument` for the reserved field.
+    /// As [`Collection::facet`]. `InvalidArgument` for the reserved field.
     pub fn facet(&self, key: &str, filter: Option<&Filter>, max: usize) -> Result<Facet> {
         if key == points::RESERVED_KEY {
             return Err(Error::invalid(format!(
@@ -376,7 +376,7 @@ impl NamedCollection {
     /// ids are internal.
     ///
     /// # Errors
-    /// As [`Collection::ordered`]; `InvalidArgument` for the reserved field.
+    /// As [`Collection::ordered`]. `InvalidArgument` for the reserved field.
     pub fn ordered(
         &self,
         order: &PointOrder<'_>,

@@ -81,7 +81,7 @@ impl RestoringCollection {
     ///
     /// # Errors
     /// `InvalidArgument` for a name that no file of a collection has, `AlreadyExists` for a second
-    /// file of the name; otherwise the error of the medium.
+    /// file of the name. Otherwise the error of the medium.
     pub fn create(&self, file: &str) -> Result<Box<dyn Writer>> {
         if !is_file_name(file) {
             return Err(Error::invalid(format!("{file:?} is not the name of a collection's file")));

@@ -113,7 +113,7 @@ impl NamedCollection {
     /// results. Points added meanwhile may be left out.
     ///
     /// # Errors
-    /// The errors of `change`; otherwise as [`NamedCollection::delete_where`].
+    /// The errors of `change`. Otherwise as [`NamedCollection::delete_where`].
     pub fn each_matching(
         &self,
         filter: &Filter,

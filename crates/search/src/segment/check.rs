@@ -54,7 +54,7 @@ impl SegmentFileCheck {
     /// Reads and verifies the superblock and the table of checksums of `file`.
     ///
     /// # Errors
-    /// `DataLoss` if they are damaged; otherwise the error of the medium.
+    /// `DataLoss` if they are damaged. Otherwise the error of the medium.
     pub(crate) fn begin(file: &dyn Sealed) -> Result<SegmentFileCheck> {
         let contents = SegmentContents::read(file)?;
         let with_bytes = contents.superblock.sections.iter().filter(|section| section.bytes > 0);

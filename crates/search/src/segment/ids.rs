@@ -52,7 +52,7 @@ impl SegmentIds {
     /// map is in memory.
     ///
     /// # Errors
-    /// As [`SegmentIds::decode`]; the errors of the medium.
+    /// As [`SegmentIds::decode`]. Also the errors of the medium.
     pub(super) fn read(
         contents: &SegmentContents,
         file: &dyn Sealed,

@@ -68,7 +68,7 @@ impl IndexSection {
     /// Writes `bytes` bytes from `start` on to `out`, which is cleared first.
     ///
     /// # Errors
-    /// `DataLoss` beyond the end, or with the name of a damaged page; otherwise the error of the
+    /// `DataLoss` beyond the end, or with the name of a damaged page. Otherwise the error of the
     /// medium.
     pub(crate) fn read(
         &self,

@@ -295,7 +295,7 @@ impl Segment {
     /// Appends the embedding of a row to `out`.
     ///
     /// # Errors
-    /// `NotFound` beyond the last row; `DataLoss` for a damaged page, which is remembered.
+    /// `NotFound` beyond the last row. `DataLoss` for a damaged page, which is remembered.
     pub(crate) fn vector(&self, row: u32, out: &mut Vec<f32>) -> Result<()> {
         self.vectors.append_row(&*self.file, row, out)
     }
@@ -304,7 +304,7 @@ impl Segment {
     /// each read.
     ///
     /// # Errors
-    /// As [`Segment::vector`]; the errors of `step` and `each`.
+    /// As [`Segment::vector`]. Also the errors of `step` and `each`.
     pub(crate) fn vectors(
         &self,
         step: IoStep<'_>,
@@ -317,7 +317,7 @@ impl Segment {
     /// Calls `step` with the bytes before each read.
     ///
     /// # Errors
-    /// As [`Segment::vector`]; the error of `step`.
+    /// As [`Segment::vector`]. Also the error of `step`.
     pub(crate) fn vectors_of(
         &self,
         rows: &[u32],

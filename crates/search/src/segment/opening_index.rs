@@ -34,7 +34,7 @@ impl OpenPayloadIndex<'_> {
     /// same data.
     ///
     /// # Errors
-    /// `ResourceExhausted` if `held` cannot grow; otherwise the error of the medium.
+    /// `ResourceExhausted` if `held` cannot grow. Otherwise the error of the medium.
     pub(super) fn open(&self, held: &mut BudgetReservation) -> Result<Option<PayloadIndex>> {
         match self.try_open(held) {
             Ok(index) => Ok(Some(index)),

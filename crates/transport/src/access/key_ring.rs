@@ -162,7 +162,7 @@ impl KeyRing {
     /// Opens a session for the key `text`.
     ///
     /// # Errors
-    /// `PermissionDenied` if it is not a key; the errors of `Sessions::open`.
+    /// `PermissionDenied` if it is not a key. Also the errors of `Sessions::open`.
     pub fn open_session(&self, text: &str) -> Result<SessionId> {
         let hash = *blake3::hash(text.as_bytes()).as_bytes();
         if self.keys.load().contains_key(&hash) {

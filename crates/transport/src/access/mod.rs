@@ -247,7 +247,7 @@ impl AccessPolicy {
     /// `--allow-remote-admin`, and must show such a key. A page of another site is refused.
     ///
     /// # Errors
-    /// `PermissionDenied`, with a remedy; the errors of `work`.
+    /// `PermissionDenied`, with a remedy. Also the errors of `work`.
     pub async fn admin<T>(
         &self,
         request: AdminRequest<'_>,
@@ -269,7 +269,7 @@ impl AccessPolicy {
     /// nothing. Does not check the origin of a page, which browsers send with changes only.
     ///
     /// # Errors
-    /// `PermissionDenied`, with a remedy; the errors of [`AccessPolicy::failed_attempt`].
+    /// `PermissionDenied`, with a remedy. Also the errors of [`AccessPolicy::failed_attempt`].
     pub fn check_administrator(&self, calls: &str, caller: Caller<'_>) -> Result<()> {
         if let Err(KeyRefusal::Refused(error)) =
             self.authenticate(caller, BrowserSessions::Accepted)

@@ -74,7 +74,7 @@ impl Sessions {
     /// Opens a session for the key of this hash.
     ///
     /// # Errors
-    /// `Unavailable` with retry advice if too many are open; `Internal` without random bytes.
+    /// `Unavailable` with retry advice if too many are open. `Internal` without random bytes.
     pub(super) fn open(&self, key: [u8; 32]) -> Result<SessionId> {
         self.open_at(key, Instant::now())
     }

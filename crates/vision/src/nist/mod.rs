@@ -87,7 +87,7 @@ pub fn nist_images(bytes: &[u8]) -> Result<Vec<NistImage<'_>>> {
 /// Returns the first image of a file whose compression is supported.
 ///
 /// # Errors
-/// As [`nist_images`]; `InvalidArgument` if there is none.
+/// As [`nist_images`]. `InvalidArgument` if there is none.
 pub(crate) fn first(bytes: &[u8]) -> Result<NistImage<'_>> {
     let images = nist_images(bytes)?;
     let supported = |image: &&NistImage| image.check_compression().is_ok();

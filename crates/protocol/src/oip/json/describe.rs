@@ -42,7 +42,7 @@ pub fn model_ready(name: &str) -> Bytes {
     body(&json!({ "name": name, "ready": true }))
 }
 
-/// Writes a model's metadata; see [`describe::model_metadata`].
+/// Writes a model's metadata. See [`describe::model_metadata`].
 pub fn model_metadata(
     name: &str,
     versions: &[u64],
@@ -65,7 +65,7 @@ pub fn model_metadata(
     }))
 }
 
-/// Writes a model's configuration; see [`describe::model_config`].
+/// Writes a model's configuration. See [`describe::model_config`].
 pub fn model_config(
     name: &str,
     engine: &str,
@@ -151,7 +151,7 @@ fn dynamic_batching(message: &ModelDynamicBatching) -> Value {
     })
 }
 
-/// Writes statistics; see [`describe::model_statistics`].
+/// Writes statistics. See [`describe::model_statistics`].
 pub fn statistics(entries: &[StatisticsEntry]) -> Bytes {
     let message = describe::model_statistics(entries);
     let duration = |duration: Option<StatisticDuration>| {

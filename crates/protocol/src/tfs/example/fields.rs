@@ -149,7 +149,7 @@ impl<'a> FeatureList<'a> {
     /// Calls `each` with every value in order.
     ///
     /// # Errors
-    /// The errors of `each`; `InvalidArgument` for bytes that are not a list.
+    /// The errors of `each`. `InvalidArgument` for bytes that are not a list.
     pub(super) fn values(&self, mut each: impl FnMut(ListValue<'a>) -> Result<()>) -> Result<()> {
         let mut rest = self.list;
         while let Some((tag, field)) = next_field(&mut rest)? {

@@ -66,7 +66,7 @@ impl RegistryCore {
     /// Removes a collection, its files and its aliases. Returns false if there is none.
     ///
     /// # Errors
-    /// `Unavailable` while it is being opened; the error of the file system.
+    /// `Unavailable` while it is being opened. Also the error of the file system.
     pub(in crate::registry) fn remove(&self, name: &str) -> Result<bool> {
         let (aside, aliases_stored) = {
             let _changing = self.changing.lock();

@@ -14,7 +14,7 @@ impl RegistryCore {
     /// Creates the directory of a collection under a temporary name and renames it.
     ///
     /// # Errors
-    /// `AlreadyExists` if there is such a directory; the error of the file system.
+    /// `AlreadyExists` if there is such a directory. Also the error of the file system.
     pub(super) fn make_directory(
         &self,
         name: &str,
@@ -60,7 +60,7 @@ impl RegistryCore {
     /// operator or an earlier attempt removed it, is no error.
     ///
     /// # Errors
-    /// `Unavailable` if the directory is missing because the disk of all collections is; otherwise
+    /// `Unavailable` if the directory is missing because the disk of all collections is. Otherwise
     /// the error of the file system.
     pub(super) fn set_aside(&self, name: &str) -> Result<PathBuf> {
         let place = self.options.directory.join(name);

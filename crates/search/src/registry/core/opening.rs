@@ -111,8 +111,8 @@ impl RegistryCore {
     /// Opens the collection in `directory`.
     ///
     /// # Errors
-    /// `DataLoss` if settings or points are missing; the errors of the file system, of the medium
-    /// and of [`Collection::open`].
+    /// `DataLoss` if settings or points are missing. Also the errors of the file system, of the
+    /// medium and of [`Collection::open`].
     pub(in crate::registry) fn open_at(
         &self,
         name: &str,
@@ -174,7 +174,7 @@ fn check_no_link(directory: &Path) -> Result<()> {
 /// points would be missing without an error.
 ///
 /// # Errors
-/// `DataLoss` if the directory is missing; the error of the file system.
+/// `DataLoss` if the directory is missing. Also the error of the file system.
 fn check_points(points: &Path) -> Result<()> {
     match std::fs::metadata(points) {
         Ok(_) => Ok(()),

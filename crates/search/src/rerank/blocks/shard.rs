@@ -95,7 +95,7 @@ impl BlockShard {
         (self.random >> 16).checked_rem(self.held.len() as u64).map(|at| at as usize)
     }
 
-    /// Inserts a block; see [`super::Blocks::put`].
+    /// Inserts a block. See [`super::Blocks::put`].
     pub(super) fn put(
         &mut self,
         key: BlockKey,

@@ -122,7 +122,7 @@ impl RecordShard {
         true
     }
 
-    /// Returns true and forgets the hash if it is remembered; otherwise remembers it.
+    /// Returns true and forgets the hash if it is remembered. Otherwise remembers it.
     fn take_ghost(&mut self, hash: u32) -> bool {
         // 0 means none; a hash of 0, one in 2^32, has no ghost.
         let mask = self.ghosts.len() - 1;
