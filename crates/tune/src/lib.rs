@@ -148,7 +148,7 @@ pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     let journal = MeasurementJournal::open(&mut servers, &state, search, args.fresh, &|text| {
         progress.line(text)
     })?;
-    let (found, full, journal) =
+    let EndedSearch { result: found, full_grid: full, journal } =
         searched(args, &grid, journal, &progress).map_err(|error| resumable(error, &state))?;
     drop(progress);
     let settings = write::with_point(&subject.text, &found.best.point)?;
@@ -189,13 +189,21 @@ fn check(args: &TuneArgs) -> Result<()> {
     Ok(())
 }
 
+/// A search that has ended, with its measurements.
+struct EndedSearch<'m> {
+    result: TuneResult,
+    /// Result of the full grid, if it was requested.
+    full_grid: Option<GridFound>,
+    journal: MeasurementJournal<'m>,
+}
+
 /// Runs the search, and the full grid if it is requested.
 fn searched<'m>(
     args: &TuneArgs,
     grid: &[TunePoint],
     mut journal: MeasurementJournal<'m>,
     progress: &StepProgress,
-) -> Result<(TuneResult, Option<GridFound>, MeasurementJournal<'m>)> {
+) -> Result<EndedSearch<'m>> {
     let length = args.time.as_secs();
     let watch = |spent: f64, what: &str| {
         progress.at((spent as u64).min(length), length);
@@ -210,9 +218,9 @@ fn searched<'m>(
         watch: &watch,
     };
     let mut search = PointSearch { prober: &mut prober, grid, tell: &tell };
-    let found = search.run()?;
-    let full = args.full_grid.then(|| search.full_grid(&found.best)).transpose()?;
-    Ok((found, full, journal))
+    let result = search.run()?;
+    let full_grid = args.full_grid.then(|| search.full_grid(&result.best)).transpose()?;
+    Ok(EndedSearch { result, full_grid, journal })
 }
 
 /// Returns the version in a library's file name, if it has one.

@@ -83,6 +83,9 @@ fn statistics(values: &[f64]) -> [f64; STATISTICS] {
     [mean, top.1, top.0 as f64]
 }
 
+/// Returns the bucket of a number. Buckets ascend with the numbers from the largest negative one to
+/// the largest positive one, with zero in the middle. The last bucket is for values that are not
+/// finite.
 fn bucket(value: f64) -> usize {
     if !value.is_finite() {
         return BUCKETS - 1;

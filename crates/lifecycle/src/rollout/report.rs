@@ -136,6 +136,8 @@ impl RolloutRecord {
         }
     }
 
+    /// Returns the share of copies whose answer differs, or the largest distance of the
+    /// distributions of outputs. Returns `None` before the first answer.
     fn drift(&self, figures: &RolloutFigures) -> Option<f64> {
         match self.settings.as_ref()?.split {
             RolloutSplit::Shadow(_) => {

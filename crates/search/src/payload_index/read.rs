@@ -55,7 +55,7 @@ impl PayloadIndex {
     /// Returns the bytes of the directory, which [`PayloadIndex::open`] reads.
     ///
     /// # Errors
-    /// `DataLoss` if the section is damaged; otherwise the error of the medium.
+    /// `DataLoss` if the section is damaged. Otherwise the error of the medium.
     pub(crate) fn directory_bytes(file: &dyn Sealed, section: &IndexSection) -> Result<u64> {
         PayloadIndex::locate(file, section).map(|(_, bytes)| bytes)
     }
@@ -73,7 +73,7 @@ impl PayloadIndex {
     /// Opens the index of a segment of `rows` rows.
     ///
     /// # Errors
-    /// `DataLoss` if the section is damaged; otherwise the error of the medium.
+    /// `DataLoss` if the section is damaged. Otherwise the error of the medium.
     pub(crate) fn open(
         file: &dyn Sealed,
         section: IndexSection,

@@ -19,7 +19,7 @@ impl NamedCollection {
     /// transaction: after an error some points may have been written.
     ///
     /// # Errors
-    /// As [`NamedCollection::upsert`]; `DataLoss` or `Unavailable` if a stored point cannot be
+    /// As [`NamedCollection::upsert`]. `DataLoss` or `Unavailable` if a stored point cannot be
     /// read.
     pub fn upsert_if(&self, new: &[NewPoint<'_>], condition: &UpsertCondition) -> Result<()> {
         if condition.is_always() {
@@ -72,7 +72,7 @@ impl NamedCollection {
     /// written.
     ///
     /// # Errors
-    /// As [`NamedCollection::upsert`]; `DataLoss` or `Unavailable` if a stored point cannot be
+    /// As [`NamedCollection::upsert`]. `DataLoss` or `Unavailable` if a stored point cannot be
     /// read.
     pub fn try_upsert_if(
         &self,
@@ -132,7 +132,7 @@ impl NamedCollection {
     /// lost.
     ///
     /// # Errors
-    /// As [`NamedCollection::upsert`]; `DataLoss` or `Unavailable` if a stored point cannot be
+    /// As [`NamedCollection::upsert`]. `DataLoss` or `Unavailable` if a stored point cannot be
     /// read. Earlier points are changed then.
     pub fn change_vectors(
         &self,

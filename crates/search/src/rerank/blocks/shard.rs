@@ -61,7 +61,8 @@ impl BlockShard {
             return BlockLookup::Here(block.clone());
         }
         if may_fill
-            && (self.held.len() < self.held_max || (self.is_time() && self.weaker(hash).is_some()))
+            && (self.held.len() < self.held_max
+                || (self.is_time() && self.block_to_evict(hash).is_some()))
         {
             return BlockLookup::Fill;
         }
@@ -74,7 +75,7 @@ impl BlockShard {
     }
 
     /// Returns the position of a block to evict for a block of this hash.
-    fn weaker(&mut self, hash: u64) -> Option<usize> {
+    fn block_to_evict(&mut self, hash: u64) -> Option<usize> {
         let wanted = self.sketch.estimate(hash);
         let (at, least) = (0..PICKED)
             .filter_map(|_| {
@@ -115,7 +116,7 @@ impl BlockShard {
             self.filled += 1;
             return;
         }
-        let Some(at) = self.weaker(hash) else { return };
+        let Some(at) = self.block_to_evict(hash) else { return };
         // Its bytes become the next buffer. No other reference exists, and none can be taken while
         // the shard is locked.
         if let Some((old, place)) = self.held.get_mut(at)
