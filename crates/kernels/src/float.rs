@@ -40,7 +40,7 @@ pub fn l2(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Returns `sum((shifted - step * code)^2)`, the squared distance of `shifted` to a vector of one
-/// byte a dimension. `shifted` is the query minus the lowest value of each dimension; `step` is the
+/// byte a dimension. `shifted` is the query minus the lowest value of each dimension. `step` is the
 /// width of a quantisation step.
 ///
 /// # Panics
@@ -104,7 +104,7 @@ const ROWS_IN_CACHE: usize = 96;
 pub struct Panels {
     /// The panels in order. A panel holds the values of its 16 columns, dimension by dimension.
     values: Vec<f32>,
-    /// Squared length of each column; infinite for the padding of the last panel.
+    /// Squared length of each column, or infinite for the padding of the last panel.
     squares: Vec<f32>,
     dims: usize,
     count: usize,

@@ -69,7 +69,7 @@ pub fn nearest(first: usize, x: &[i32], y: &[i32]) -> [[u32; TOGETHER]; NEAREST]
     scalar::nearest(first, &own_x, &own_y, x, y)
 }
 
-/// Loads eight values from `first` on; zeros after the last.
+/// Loads eight values from `first` on, and zeros after the last.
 fn block(first: usize, values: &[i32]) -> [i32; TOGETHER] {
     std::array::from_fn(|place| values.get(first + place).copied().unwrap_or(0))
 }

@@ -7,7 +7,7 @@
 
 use crate::cpu::{self, SimdLevel};
 
-/// Smallest code that the kernels accept; -128 has no positive counterpart.
+/// Smallest code that the kernels accept. -128 has no positive counterpart.
 pub const CODE_MIN: i8 = -127;
 /// Maximum dimensions of a vector. With more, the 32-bit sum of products could overflow.
 pub const DIMS_MAX: usize = (i32::MAX as usize) / (127 * 127);
@@ -204,7 +204,7 @@ mod avx512 {
     /// Codes of a register.
     const LANES: usize = 64;
 
-    /// Loads codes from `at` on; zeros after their end.
+    /// Loads codes from `at` on, and zeros after their end.
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     fn load(codes: &[i8], at: usize) -> __m512i {
@@ -215,7 +215,7 @@ mod avx512 {
     }
 
     /// Returns `sum` plus the products of two blocks of codes. `size` has the absolute values of
-    /// one block and `negative` has a bit for each of its negative codes; `other` is the other
+    /// one block and `negative` has a bit for each of its negative codes. `other` is the other
     /// block.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     #[inline]

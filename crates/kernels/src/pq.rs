@@ -72,7 +72,7 @@ pub struct CostTable {
 
 impl CostTable {
     /// Fills the tables for costs that are `factor` times the inner product of the query with the
-    /// encoded vector. `books` holds 16 values for each dimension of each part; `part_dims` are the
+    /// encoded vector. `books` holds 16 values for each dimension of each part. `part_dims` are the
     /// dimensions of a part. The query counts as zero after its length.
     ///
     /// # Panics

@@ -37,7 +37,7 @@ impl TopK {
         top
     }
 
-    /// Empties the list and sets a new `k`; keeps the memory.
+    /// Empties the list and sets a new `k`, and keeps the memory.
     pub fn reset(&mut self, k: usize) {
         self.keys.clear();
         self.keys.reserve(Self::capacity(k));

@@ -22,7 +22,7 @@ pub struct ActivityMark {
     changes: u64,
 }
 
-/// A load or unload in progress; ends on drop.
+/// A load or unload in progress. It ends on drop.
 pub(crate) struct ActiveLoad {
     activity: Arc<LoadActivity>,
     id: VersionId,

@@ -33,7 +33,7 @@ pub(crate) struct Releasing(Arc<Ledger>);
 /// Answer to a request for bytes.
 pub(crate) enum Admission {
     Admitted(Promise),
-    /// No room now, but memory is about to be released; the reason.
+    /// No room now, but memory is about to be released, with the reason.
     Deferred(String),
 }
 

@@ -34,7 +34,7 @@ impl Default for VersionPolicy {
 /// Order of load and unload during a change of versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transition {
-    /// Load the new version, then unload the old one. The model always answers; the pool needs room
+    /// Load the new version, then unload the old one. The model always answers. The pool needs room
     /// for both.
     #[default]
     AvailabilityPreserving,

@@ -34,7 +34,7 @@ use crate::{Catalog, ConfigSet, LifecycleConfig, ModelStatus, Observer, SHUTDOWN
 
 /// Most load threads, and most unload threads.
 pub const THREADS_MAX: usize = 64;
-/// Shortest poll; a shorter one is lengthened to this.
+/// Shortest poll. A shorter one is lengthened to this.
 const POLL_MIN: Duration = Duration::from_millis(5);
 /// Longest wait for the threads to end, after the wait for requests.
 const JOIN_WAIT_MAX: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@
 //! written last. A version without a manifest counts as complete if two scans, at least a poll
 //! apart, saw the same files. A directory that cannot be read is reported as unreadable and never
 //! as absent, so that a short failure unloads no version. So is one whose file system does not
-//! answer; the others are scanned meanwhile.
+//! answer. The others are scanned meanwhile.
 
 mod calls;
 mod files;

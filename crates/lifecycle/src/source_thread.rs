@@ -60,7 +60,7 @@ impl ScanRequests {
 /// Time between scans.
 pub(crate) struct ScanPace {
     pub(crate) poll: Duration,
-    /// Flag; once it is set, only requests cause scans. `None` scans forever.
+    /// Flag. Once it is set, only requests cause scans. `None` scans forever.
     pub(crate) settled: Option<Arc<Settled>>,
 }
 

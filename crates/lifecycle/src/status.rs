@@ -11,7 +11,7 @@ const LISTED_MAX: usize = 8;
 /// Stage in the life of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LifecycleState {
-    /// On disk; not chosen yet, not complete, or waiting for its turn.
+    /// On disk, and not chosen yet, not complete, or waiting for its turn.
     Discovered,
     /// Memory is reserved.
     Admitted,
@@ -25,7 +25,7 @@ pub enum LifecycleState {
     Draining,
     /// The memory of the version is released.
     Released,
-    /// Refused or broken; the reason says why.
+    /// Refused or broken. The reason says why.
     Failed,
 }
 

@@ -57,11 +57,11 @@ pub struct RecordedRequest {
 /// A request that warms a version up.
 #[derive(Clone, Debug, Default)]
 pub struct WarmupCall {
-    /// The signature; empty for the default.
+    /// The signature. Empty for the default.
     pub signature: String,
     /// A full set of inputs.
     pub inputs: Vec<NamedTensor>,
-    /// The requested outputs; empty for all.
+    /// The requested outputs. Empty for all.
     pub outputs: Vec<Arc<str>>,
 }
 
@@ -248,7 +248,7 @@ impl Warmup<'_> {
     /// Runs recorded requests. Returns a note about the requests that were left out.
     ///
     /// # Errors
-    /// The first error if `fail_on_recorded_error` is set; an error that ends every warm-up.
+    /// The first error if `fail_on_recorded_error` is set, or an error that ends every warm-up.
     fn run_recorded(&self, mut requests: Vec<RecordedRequest>) -> Result<Option<String>> {
         requests.truncate(WARMUP_REQUESTS_MAX);
         let mut failures = Vec::new();
@@ -279,8 +279,8 @@ impl Warmup<'_> {
     /// Checks a request against its signature, and adds the inputs that the server fills in.
     ///
     /// # Errors
-    /// `InvalidArgument` for inputs or outputs that do not match; an unknown signature. Also the
-    /// errors of [`WarmupSource::complete`].
+    /// `InvalidArgument` for inputs or outputs that do not match, and for an unknown signature.
+    /// Also the errors of [`WarmupSource::complete`].
     fn prepare(&self, number: usize, mut call: WarmupCall) -> Result<ReadyCall<'_>> {
         let servable = match call.signature.as_str() {
             "" => self.servable,
@@ -341,7 +341,7 @@ impl Warmup<'_> {
     /// Runs all requests several times. Returns the requests that failed.
     ///
     /// # Errors
-    /// The first failure if `strict` is set; a failure that ends every warm-up.
+    /// The first failure if `strict` is set, or a failure that ends every warm-up.
     fn run_all(
         &self,
         calls: &[ReadyCall<'_>],

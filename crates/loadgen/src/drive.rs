@@ -181,7 +181,7 @@ impl DrivePlan {
 /// Runs `plan` to its end on threads of its own.
 ///
 /// # Errors
-/// `Unavailable` if the server cannot be reached at the start; later failures are samples.
+/// `Unavailable` if the server cannot be reached at the start. Later failures are samples.
 pub fn drive(plan: &DrivePlan, judge: &Arc<dyn Judge>, sink: &Arc<dyn SampleSink>) -> Result<()> {
     plan.check()?;
     std::thread::scope(|scope| {

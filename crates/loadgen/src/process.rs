@@ -397,7 +397,7 @@ fn signal_mask(name: &str) -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Waits for `signal`; without one, for ever.
+/// Waits for `signal`. Without a signal, waits for ever.
 async fn received(signal: Option<&mut tokio::signal::unix::Signal>) {
     match signal {
         Some(signal) => {

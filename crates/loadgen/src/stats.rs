@@ -5,7 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Longest latency a histogram holds; longer ones are counted at this value.
+/// Longest latency a histogram holds. Longer ones are counted at this value.
 const LATENCY_MAX: Duration = Duration::from_secs(3600);
 /// Significant decimal digits that histograms keep.
 const DIGITS: u8 = 3;
@@ -126,7 +126,7 @@ pub struct LatencySummary {
 }
 
 impl LatencySummary {
-    /// Returns field by field the median over rounds; `n` is the total.
+    /// Returns field by field the median over rounds. `n` is the total.
     pub fn median_of(rounds: &[LatencySummary]) -> LatencySummary {
         let of = |field: fn(&LatencySummary) -> f64| median(rounds.iter().map(field));
         LatencySummary {

@@ -34,7 +34,8 @@ pub struct Evidence {
     /// Error of the lengths of the edges that the pairing grew along. For photographs, it is the
     /// error of the positions of pairs.
     pub(crate) length_error: u32,
-    /// Error of the angles of these edges; for photographs, of the directions of pairs.
+    /// Error of the angles of these edges. For photographs, it is the error of the directions of
+    /// pairs.
     pub(crate) angle_error: u32,
     /// Error of supporting edges, lengths and angles together: up to 512 each.
     pub(crate) support_error: u32,

@@ -18,14 +18,14 @@ const DESCRIBED: u8 = 1;
 /// A point of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Vertex {
-    /// Pixels from the left; fingerprints at 500 dots per inch.
+    /// Pixels from the left. Fingerprints have 500 dots per inch.
     pub x: i16,
     /// Pixels from the top.
     pub y: i16,
     /// Direction in 256 steps of a turn, counter-clockwise as seen, 0 to the right.
     pub direction: u8,
-    /// Kind: for minutiae 0 other, 1 ridge ending, 2 bifurcation; for photographs as the extractor
-    /// defines it.
+    /// Kind. For minutiae, 0 is other, 1 a ridge ending and 2 a bifurcation. For photographs, the
+    /// extractor defines it.
     pub kind: u8,
 }
 
@@ -36,7 +36,7 @@ pub struct Graph {
     pub width: u16,
     /// Height of the image in pixels, 0 if unknown.
     pub height: u16,
-    /// Vertices, at most [`VERTICES_MAX`]; further ones are neither encoded nor matched.
+    /// Vertices, at most [`VERTICES_MAX`]. Further ones are neither encoded nor matched.
     pub vertices: Vec<Vertex>,
     /// Empty, or one per vertex.
     pub descriptors: Vec<[u8; DESCRIPTOR_BYTES]>,

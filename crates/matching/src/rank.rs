@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 pub struct StageScores {
     /// The matcher's score.
     pub score: f32,
-    /// Similarity of the embeddings; higher is more similar.
+    /// Similarity of the embeddings. Higher is more similar.
     pub coarse: f32,
 }
 

@@ -20,7 +20,7 @@ const FALSE: f32 = 0.08;
 const ATTEMPTS_MAX: usize = 64;
 const PHOTO_SIZE: (u16, u16) = (640, 480);
 
-/// Returns the graph of a finger; the same one for the same seed.
+/// Returns the graph of a finger. The same seed gives the same one.
 #[must_use]
 pub fn fingerprint(seed: u64) -> Graph {
     let mut random = Random::new(seed, 1);

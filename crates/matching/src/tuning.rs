@@ -23,7 +23,7 @@ pub(crate) const POSE_CONE: f32 = 0.12;
 pub(crate) const POSE_CONE_FITTED: f32 = 0.015;
 /// Tolerance of a direction.
 pub(crate) const POSE_ANGLE_ERROR_MAX: u16 = (20.0 * DEGREE) as u16;
-/// Largest scale; the smallest is its inverse.
+/// Largest scale. The smallest is its inverse.
 pub(crate) const POSE_SCALE_MAX: f32 = 4.0;
 
 // Weights: a logistic regression of "the same finger" over pairs of one database, its coefficients

@@ -96,7 +96,7 @@ impl PacedReader {
         Ok(())
     }
 
-    /// Returns the bytes of the window from `at` on; at least one.
+    /// Returns the bytes of the window from `at` on, at least one.
     fn window(&mut self, at: u64) -> Result<&[u8]> {
         if at < self.start || at >= self.start + self.valid as u64 {
             self.slide(at)?;

@@ -19,7 +19,7 @@ const RELEASE_SLOTS_MAX: usize = 2;
 /// Limits of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoolConfig {
-    /// Most bytes of memory, used or not; rounded up to whole slots.
+    /// Most bytes of memory, used or not, rounded up to whole slots.
     pub bytes_max: u64,
     /// True to request huge pages. Without them the pool works, with more faults at the start and
     /// slower address translation.
@@ -37,7 +37,7 @@ pub struct PoolStats {
     pub backed: u64,
     /// Memory in use by regions, in whole slots.
     pub used: u64,
-    /// Memory taken from the system since the start; counted again after each release.
+    /// Memory taken from the system since the start. It is counted again after each release.
     pub faulted: u64,
     /// Memory released to the system since the start.
     pub released: u64,

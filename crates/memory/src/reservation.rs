@@ -16,7 +16,7 @@ const PAGE_BYTES: usize = 4096;
 /// always be found at fresh addresses. The smaller factors are for systems that limit address
 /// space.
 const SPREADS: [usize; 4] = [8, 4, 2, 1];
-/// Limit of NUMA nodes; the kernel's own is 1024 (`MAX_NUMNODES`).
+/// Limit of NUMA nodes. The kernel's own is 1024 (`MAX_NUMNODES`).
 const NODES_MAX: u32 = 1024;
 /// Files in which the kernel says if it grants huge pages. Either may say "never".
 const HUGE_PAGE_SETTINGS: [&str; 2] = [
@@ -180,7 +180,7 @@ impl AddressReservation {
         self.huge_pages
     }
 
-    /// Returns the address of slot number `slot`; `slots()` gives the end.
+    /// Returns the address of slot number `slot`. `slots()` gives the end.
     pub(crate) fn address(&self, slot: usize) -> *mut u8 {
         assert!(slot <= self.slots, "slot {slot} of {}", self.slots);
         // SAFETY: within the mapping or one past its open part, by the assertion.

@@ -17,9 +17,9 @@ pub(crate) enum Slot {
     Free,
     /// Belongs to a region. It may have no memory until its owner has faulted it in.
     Used,
-    /// Being faulted in ahead of need; will be free.
+    /// Being faulted in ahead of need. It becomes free.
     Prefaulting,
-    /// The memory of the slot is being returned to the system; will be unbacked.
+    /// The memory of the slot is being returned to the system. The slot becomes unbacked.
     Releasing,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Shortage {
     Budget,
     /// No run of address space is long enough.
     Addresses,
-    /// Slots are being faulted in or released; a later try will find room.
+    /// Slots are being faulted in or released. A later try will find room.
     Busy,
 }
 

@@ -32,7 +32,7 @@ pub struct Chunk {
     pub hash: blake3::Hash,
     /// Offset in the file, a multiple of 4096.
     pub offset: u64,
-    /// Number of bytes; may be 0.
+    /// Number of bytes. May be 0.
     pub bytes: u64,
 }
 

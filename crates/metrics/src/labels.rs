@@ -44,7 +44,7 @@ pub struct TraceLabels {
 /// Labels of answered requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
-    /// Model name; empty if the request named none that exists.
+    /// Model name. Empty if the request named none that exists.
     pub model: Arc<str>,
     /// Version that answered, or 0 if none did.
     pub version: u64,

@@ -63,7 +63,7 @@ pub(crate) struct CachedVersion {
 }
 
 /// Returns the directory that mirrors `url` and that a server watches. `model` is the name of the
-/// model if the URL is the directory of a single one; then it is that model's directory.
+/// model if the URL is the directory of a single one. Then it is that model's directory.
 pub fn watched_dir(cache_dir: &Path, url: &str, model: Option<&str>) -> PathBuf {
     let models = cache_dir.join("stores").join(cache_name(url, model)).join("models");
     model.map_or(models.clone(), |model| models.join(model))

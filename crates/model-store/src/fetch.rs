@@ -33,7 +33,7 @@ const CONCURRENT: usize = 4;
 const ALL_CONCURRENT: usize = 16;
 /// Tries of one part.
 const TRIES: u32 = 4;
-/// Pause before the second try; it doubles.
+/// Pause before the second try. It doubles.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Longest time of one part.
 const PART_TIMEOUT: Duration = Duration::from_secs(120);

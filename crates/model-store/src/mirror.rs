@@ -145,7 +145,7 @@ impl StoreMirror {
     ///
     /// # Errors
     /// `InvalidArgument` for a URL that no store has, `FailedPrecondition` if another process uses
-    /// a cache; I/O errors.
+    /// a cache. Also I/O errors.
     pub fn open(config: MirrorConfig, sources: &[StoreSource]) -> Result<StoreMirror> {
         let places = sources.iter().map(|source| StorePlace::open(&source.url, &config.options));
         let places = places.collect::<Result<Vec<_>>>()?;
@@ -392,7 +392,7 @@ impl Drop for MirrorThread {
 
 impl StoreSource {
     /// Describes the store at `url`, which `dir` mirrors. `model` is the name of the model if the
-    /// URL is the directory of one; then `dir` is that model's directory.
+    /// URL is the directory of one. Then `dir` is that model's directory.
     pub fn new(url: &Arc<str>, dir: &Path, model: Option<Arc<str>>) -> StoreSource {
         let models_dir = if model.is_some() { dir.parent().unwrap_or(dir) } else { dir };
         StoreSource {

@@ -37,7 +37,7 @@ impl SmallObjects {
     ///
     /// # Errors
     /// `FailedPrecondition` if the store cannot create an object only if it is absent. Otherwise
-    /// the store's error; the object may have been created nevertheless.
+    /// the store's error. The object may have been created nevertheless.
     pub async fn create(&self, key: &Key, bytes: impl Into<PutPayload>) -> Result<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let put = self.place.objects().put_opts(key, bytes.into(), options);

@@ -58,8 +58,8 @@ struct Upload<'a> {
 }
 
 /// Uploads the published version in `dir` to the model's directory `place`. `version` is its
-/// number; by default one more than the highest. Returns the number. Blocks the thread. Ends early
-/// once `stop` is true.
+/// number. By default it is one more than the highest. Returns the number. Blocks the thread. Ends
+/// early once `stop` is true.
 ///
 /// # Errors
 /// `AlreadyExists` if the version exists, or another publisher writes it. `InvalidArgument` for a

@@ -45,7 +45,8 @@ pub struct NewEvent {
 pub struct ServerEvent {
     /// Number, which rises.
     pub id: u64,
-    /// Time in milliseconds since the epoch; the last occurrence if there were several.
+    /// Time in milliseconds since the epoch. It is that of the last occurrence if there were
+    /// several.
     pub time_ms: u64,
     /// Seconds since the server started.
     pub at: f64,

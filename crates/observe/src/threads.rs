@@ -25,7 +25,7 @@ pub(crate) const KINDS: [&str; 13] = [
 /// Number of threads and their ticks (of USER_HZ), by name without number.
 pub type ThreadTicks = BTreeMap<String, (usize, u64)>;
 
-/// Reads the current threads; empty if /proc cannot be read.
+/// Reads the current threads. Returns none if /proc cannot be read.
 pub fn named() -> ThreadTicks {
     read(Path::new("/proc/self/task"))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 const IDLE: usize = 3;
 const IO_WAIT: usize = 4;
 const STOLEN: usize = 7;
-/// Fields up to the stolen time; the other fields include the time of guests.
+/// Fields up to the stolen time. The other fields include the time of guests.
 const FIELDS: usize = 8;
 
 /// Times of the cores that this process may run on, since the start of the machine, summed over

@@ -47,7 +47,7 @@ pub struct CpuAccount {
 
 #[derive(Clone, Copy, Debug)]
 struct CpuBalance {
-    /// Seconds left; negative after expensive work.
+    /// Seconds left, negative after expensive work.
     seconds: f64,
     filled: Instant,
     /// Average cost of the work so far.
@@ -204,7 +204,7 @@ impl Drop for CpuCharge {
     }
 }
 
-/// Sets the current account; restores the previous one on drop.
+/// Sets the current account, and restores the previous one on drop.
 struct Scope {
     before: Option<Arc<CpuAccount>>,
 }

@@ -23,7 +23,7 @@ pub fn options() -> OpenOptions {
 /// Creates a directory with [`DIRECTORY_MODE`].
 ///
 /// # Errors
-/// The error of the file system; an existing directory is an error too.
+/// The error of the file system. An existing directory is an error too.
 pub fn create_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(DIRECTORY_MODE).create(path)
 }

@@ -21,7 +21,7 @@ pub struct ThreadTable<G> {
     followed_max: usize,
 }
 
-/// A thread that was seen; without a file if it is in no group.
+/// A thread that was seen, without a file if it is in no group.
 struct KnownThread<G> {
     group: Option<G>,
     name_checks: u8,

@@ -56,7 +56,7 @@ pub struct IndexEntry {
     pub version: Option<u64>,
     /// "READY", "LOADING", "UNLOADING" or "UNAVAILABLE".
     pub state: &'static str,
-    /// Reason of the state; may be empty.
+    /// Reason of the state. May be empty.
     pub reason: String,
 }
 
@@ -112,7 +112,7 @@ pub struct Batching {
     pub delay: Duration,
     /// Limits of a request without a level.
     pub limits: QueueLimits,
-    /// Limits of each priority level, level 1 first; empty if there is one level.
+    /// Limits of each priority level, level 1 first. Empty if there is one level.
     pub levels: Vec<QueueLimits>,
     /// Level of a request without one.
     pub default_level: u32,

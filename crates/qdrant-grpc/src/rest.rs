@@ -17,7 +17,7 @@ pub struct RestRequest {
     pub method: Method,
     /// Path and query string.
     pub path: String,
-    /// The body, JSON text; empty for none.
+    /// The body, JSON text. Empty for none.
     pub body: Vec<u8>,
 }
 

@@ -14,7 +14,7 @@ use crate::fill::element;
 /// One request of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
-    /// Inputs; those of [`batch_key::has_items`] have `items` on axis 0.
+    /// Inputs. Those of [`batch_key::has_items`] have `items` on axis 0.
     pub(crate) inputs: &'a [NamedTensor],
     pub(crate) items: usize,
 }

@@ -91,7 +91,7 @@ pub struct Completion {
     pub result: Result<Vec<NamedTensor>>,
     /// Time from submission to the start of the run, or to the refusal.
     pub queue: Duration,
-    /// Time in the engine; the time of the whole run if requests were merged.
+    /// Time in the engine. It is the time of the whole run if requests were merged.
     pub compute: Duration,
     /// Items of the whole run, including other requests, or 0 if nothing ran.
     pub batch: usize,
@@ -101,7 +101,7 @@ pub struct Completion {
     pub processor: Duration,
 }
 
-/// Callback for the outcome, called once; must not block. A worker calls it. If the request expires
+/// Callback for the outcome, called once. Must not block. A worker calls it. If the request expires
 /// in a full queue, a thread that submits another request calls it.
 pub type CompletionCallback = Box<dyn FnOnce(Completion) + Send>;
 
@@ -111,7 +111,7 @@ pub struct Job {
     pub servable: Arc<Servable>,
     /// Inputs, already checked against the signature.
     pub inputs: Vec<NamedTensor>,
-    /// Wanted outputs in order; empty for all outputs.
+    /// Wanted outputs in order. Empty for all outputs.
     pub outputs: Vec<Arc<str>>,
     /// Priority level, 1 first. 0 and a level beyond the model's last are the model's default.
     pub priority: usize,
@@ -166,7 +166,7 @@ impl Scheduler {
         }))
     }
 
-    /// Queues a job; never blocks. A refused job is dropped without a call of its callback.
+    /// Queues a job. Never blocks. A refused job is dropped without a call of its callback.
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if the model's queue, or the queue of the job's

@@ -55,7 +55,7 @@ pub struct BudgetStats {
     pub used: u64,
     /// Bytes of cached blocks, which are given back on demand.
     pub cached: u64,
-    /// Maximum of `used` since the start; never above the limit.
+    /// Maximum of `used` since the start, never above the limit.
     pub peak: u64,
     /// Reservations refused since the start.
     pub refused: u64,
@@ -340,7 +340,7 @@ impl BudgetReservation {
     /// Changes the size to `bytes`. Shrinking never fails.
     ///
     /// # Errors
-    /// `ResourceExhausted` if the reservation grows by more than the free memory; the size is then
+    /// `ResourceExhausted` if the reservation grows by more than the free memory. The size is then
     /// unchanged.
     pub(crate) fn resize(&mut self, bytes: u64, what: &str) -> Result<()> {
         if bytes > self.bytes {

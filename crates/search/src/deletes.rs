@@ -39,7 +39,7 @@ pub struct Deletes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DeletesChunk {
     words: [u64; CHUNK_WORDS],
-    /// True if the words were lost; they are then all ones.
+    /// True if the words were lost. They are then all ones.
     unknown: bool,
 }
 
@@ -211,7 +211,7 @@ impl DeletesFile {
     /// damaged pages, whose rows all count as deleted.
     ///
     /// # Errors
-    /// `DataLoss` if the header or the ids are damaged, or the file belongs to another segment; it
+    /// `DataLoss` if the header or the ids are damaged, or the file belongs to another segment. It
     /// is then unknown which rows are deleted.
     pub fn decode(bytes: &[u8], segment: [u8; 16], rows: u32) -> Result<(DeletesFile, Vec<u32>)> {
         let header = page(bytes, 0, 0)?;

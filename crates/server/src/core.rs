@@ -1,4 +1,4 @@
-//! Composes engines, parameter memory, lifecycle and workers. `run` adds listeners; `local` uses
+//! Composes engines, parameter memory, lifecycle and workers. `run` adds listeners. `local` uses
 //! them inside a program.
 
 use std::sync::{Arc, OnceLock};
@@ -50,7 +50,7 @@ pub(crate) struct Core {
     pub(crate) tracer: Option<Arc<Tracer>>,
     /// Turns of updates in the fleet.
     pub(crate) turns: Option<FleetTurns>,
-    /// Name and version of ONNX Runtime; empty if it is opened on demand.
+    /// Name and version of ONNX Runtime. Empty if it is opened on demand.
     pub(crate) engine_version: String,
     /// True if parameters live in the slot pool, false if in malloc.
     pub(crate) parameters_in_pool: bool,

@@ -16,7 +16,7 @@ use crate::core::Core;
 /// Time between two reads of the models' states.
 const STATE_POLL: Duration = Duration::from_millis(50);
 
-/// Models that only this program uses; stopped when dropped. Drop the results of
+/// Models that only this program uses. They stop when this is dropped. Drop the results of
 /// [`Local::recogniser`] before, because a model in use delays the stop.
 pub struct Local {
     core: Core,

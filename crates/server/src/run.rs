@@ -28,7 +28,7 @@ const SETTLED_POLL: Duration = Duration::from_millis(20);
 /// and collections and models are closed.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 
-/// Serves until SIGTERM or SIGINT, then stops gracefully. Meanwhile the models follow `watch`;
+/// Serves until SIGTERM or SIGINT, then stops gracefully. Meanwhile the models follow `watch`.
 /// SIGHUP asks it at once. `manager` is notified when every configured model serves or has failed,
 /// of reloads, and of the stop.
 ///

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
-/// Maximum mappings guarded at once; further ones are not guarded, which is logged.
+/// Maximum mappings guarded at once. Further ones are not guarded, which is logged.
 const GUARDED_MAX: usize = 4096;
 
 /// Bytes of the kernel's page, which is the smallest piece that can be replaced. Read before the

@@ -82,7 +82,7 @@ impl Mapping {
         };
     }
 
-    /// Advises the kernel about the whole range; a refusal costs only speed.
+    /// Advises the kernel about the whole range. A refusal costs only speed.
     pub(crate) fn advise(&self, advice: i32) {
         // SAFETY: about our own range. The advice given here never changes the bytes.
         unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) };

@@ -11,7 +11,7 @@ use crate::page::PAGE_BYTES;
 /// Technology of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MediumKind {
-    /// Slots of the pool; they vanish with the process unless there is a directory.
+    /// Slots of the pool. They vanish with the process unless there is a directory.
     Dram,
     /// Persistent memory, mapped with MAP_SYNC.
     Dax,
@@ -133,7 +133,7 @@ pub struct Space {
 /// Readable contents of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Salvaged {
-    /// All bytes of the file; zeros in unreadable pages.
+    /// All bytes of the file, with zeros in unreadable pages.
     pub bytes: Vec<u8>,
     /// Numbers of the unreadable pages, ascending.
     pub lost: Vec<u64>,
@@ -273,7 +273,7 @@ pub trait Sealed: Send + Sync + Debug {
 pub struct ReaderOptions {
     /// Maximum reads in flight.
     pub depth: usize,
-    /// Bytes of the largest read; a multiple of 4096.
+    /// Bytes of the largest read, a multiple of 4096.
     pub read_bytes_max: usize,
 }
 
@@ -282,9 +282,9 @@ pub struct ReaderOptions {
 pub struct Read<'a> {
     /// The file, kept open until the read is done.
     pub file: &'a Arc<dyn Sealed>,
-    /// Offset in the file; a multiple of 4096.
+    /// Offset in the file, a multiple of 4096.
     pub offset: u64,
-    /// Number of bytes; a multiple of 4096, within the file.
+    /// Number of bytes, a multiple of 4096 and within the file.
     pub bytes: usize,
     /// Number that the reader returns with the completion.
     pub tag: u64,

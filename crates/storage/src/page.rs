@@ -246,7 +246,7 @@ pub struct PageRunCheck {
     first: u32,
     /// Number of the next page.
     next: u32,
-    /// Pages of the current run that are still to come; 0 between two runs.
+    /// Pages of the current run that are still to come, or 0 between two runs.
     missing: u16,
     /// Checksum in the header of the current run.
     expected: u32,

@@ -25,7 +25,7 @@ pub(crate) struct TableEntry {
 #[derive(Default)]
 pub(crate) struct FileTable {
     entries: Vec<TableEntry>,
-    /// Index of the last file found; the search for a free index starts here.
+    /// Index of the last file found. The search for a free index starts here.
     last: usize,
     hand: usize,
 }

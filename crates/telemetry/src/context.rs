@@ -11,11 +11,11 @@ const PARENT_BYTES: usize = 55;
 /// Multiplier that spreads consecutive numbers evenly: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Id of a trace; never 0.
+/// Id of a trace, never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(pub(crate) [u8; 16]);
 
-/// Id of a span; never 0.
+/// Id of a span, never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId(pub(crate) [u8; 8]);
 

@@ -291,7 +291,7 @@ mod tests {
     use crate::generated::{ExportTraceServiceRequest, OtlpSpan};
     use crate::span::{BatchSpan, Span, SpanKind};
 
-    /// Answers each export by the next outcome; the last one stays.
+    /// Answers each export by the next outcome. The last one stays.
     struct Script {
         outcomes: Vec<PostOutcome>,
         received: Arc<parking_lot::Mutex<Vec<Vec<u8>>>>,

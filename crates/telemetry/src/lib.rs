@@ -3,7 +3,7 @@
 //!
 //! The cost of a request is a branch if tracing is off, and one check of its trace id if it is not
 //! sampled. A finished trace goes to a bounded queue. The thread `trace-export` links, encodes and
-//! sends; nothing waits for it.
+//! sends. Nothing waits for it.
 //!
 //! # Modules
 //! * A trace: `context`, `sampler`, `tracer`, `span`, `links`.

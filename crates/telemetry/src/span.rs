@@ -9,11 +9,11 @@ use crate::context::{SpanId, TraceId};
 /// A finished trace of one request or one load, as far as this server knows it.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Id of 16 bytes; that of the client's trace if the request has one.
+    /// Id of 16 bytes. It is that of the client's trace if the request has one.
     pub id: TraceId,
     /// The client's `tracestate`, which is passed on.
     pub state: Option<Box<str>>,
-    /// Spans of the trace; the first one contains the others.
+    /// Spans of the trace. The first one contains the others.
     pub spans: Vec<Span>,
     /// The run that the request shared with others.
     pub batch: Option<BatchSpan>,

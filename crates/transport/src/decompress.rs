@@ -42,7 +42,7 @@ pub fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<Content
     }
 }
 
-/// First buffer of a decompressed body in bytes; a full buffer is doubled.
+/// First buffer of a decompressed body in bytes. A full buffer is doubled.
 const ROOM_MIN: usize = 64 << 10;
 
 /// Decompresses `body`. The returned bytes hold their part of the budget through `reservation`.

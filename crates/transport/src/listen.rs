@@ -71,7 +71,7 @@ const LATE_FRAMES_MAX: usize = 16 << 10;
 /// Limits of the connections of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Maximum open connections; a further one is closed at once.
+    /// Maximum open connections. A further one is closed at once.
     pub connections_max: usize,
     /// Maximum streams of an HTTP/2 connection.
     pub streams_max: usize,

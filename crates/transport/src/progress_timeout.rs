@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 pub struct ProgressTimeout {
     piece: Duration,
     total: Option<Duration>,
-    /// End of the total time; set at the first wait.
+    /// End of the total time. Set at the first wait.
     end: Option<Instant>,
     /// A piece has arrived since the timer was set.
     progressed: bool,
@@ -98,7 +98,7 @@ mod tests {
         assert!(error.message().contains("sent nothing"), "{error}");
     }
 
-    /// Every piece is in time; the whole is not.
+    /// Every piece is in time. The whole is not.
     #[test]
     fn dribbling_ends_after_the_total_time() {
         let mut timeout = ProgressTimeout::new(LONG, SHORT);

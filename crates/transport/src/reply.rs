@@ -27,7 +27,7 @@ pub struct Reply {
     content_type: &'static str,
     body: Bytes,
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// The body if its bytes are reserved; `body` is empty then.
+    /// The body if its bytes are reserved. `body` is empty then.
     counted: Option<ResponseBody>,
     /// Clock of the request, which ends with the body.
     clock: Option<RequestClock>,

@@ -55,7 +55,7 @@ pub struct RequestResources {
 }
 
 impl RequestResources {
-    /// Creates the resources; requests in flight may hold `memory_bytes` bytes.
+    /// Creates the resources. Requests in flight may hold `memory_bytes` bytes.
     pub fn new(
         limits: RequestLimits,
         memory_bytes: u64,

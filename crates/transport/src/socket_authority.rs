@@ -122,7 +122,7 @@ enum BlockElement {
     Name,
     ValueLength,
     Value,
-    /// An integer was too long; h2 ends the connection.
+    /// An integer was too long. H2 ends the connection.
     Malformed,
 }
 

@@ -33,7 +33,7 @@ const DISCARD_TIME_MAX: Duration = Duration::from_secs(20);
 const FORM_BYTES_MAX: u64 = 64 << 10;
 /// Maximum fields of a form before its file.
 const FORM_FIELDS_MAX: usize = 16;
-/// Longest name of a file in bytes; a longer one is cut.
+/// Longest name of a file in bytes. A longer one is cut.
 const FILE_NAME_BYTES_MAX: usize = 255;
 
 /// Limits of the size of one upload and of the time for it.

@@ -221,7 +221,7 @@ impl WriteCoalescer {
     /// Returns their number.
     ///
     /// # Errors
-    /// `ConnectionAborted` after too many control frames; GOAWAY is then queued for the client.
+    /// `ConnectionAborted` after too many control frames. GOAWAY is then queued for the client.
     fn received(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.frames.preface.received(bytes.len());
         if let Some(authority) = &mut self.frames.authority {

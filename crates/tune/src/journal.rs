@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::space::TunePoint;
 
-/// Version of the file's format; other versions are not read.
+/// Version of the file's format. Other versions are not read.
 const FORMAT: u32 = 2;
 /// Maximum size of a journal's file.
 const FILE_BYTES_MAX: u64 = 256 << 20;

@@ -14,7 +14,7 @@ use loadgen::report::{TextTable, ms, per_second};
 use loadgen::stats::ratio;
 use loadgen::{print, println};
 
-/// Classes of the finalists' colours; the baseline has the last.
+/// Classes of the finalists' colours. The baseline has the last.
 const CLASSES: [&str; 4] = ["s0", "s1", "s2", "s3"];
 
 /// Content of all reports.

@@ -28,7 +28,7 @@ const PREFERRED: &str = "preferred-batch-sizes";
 const ALLOWED: &str = "allowed-batch-sizes";
 const DATA_DEPENDENT: &str = "data-dependent-shapes";
 
-/// Returns the text of the model's file; empty if there is none.
+/// Returns the text of the model's file. Empty if there is none.
 ///
 /// # Errors
 /// If it cannot be read, or is too large.
@@ -48,7 +48,7 @@ pub(super) fn read(model_dir: &Path) -> Result<String> {
     std::fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))
 }
 
-/// Returns `text` with the settings of `point`; all other lines stay.
+/// Returns `text` with the settings of `point`. All other lines stay.
 ///
 /// # Errors
 /// `InvalidArgument` if `text` is not TOML, or has a form that this cannot edit.
@@ -197,7 +197,7 @@ fn at_line_start(text: &str, at: usize, addition: &str) -> String {
 /// begins with `millpond.toml.bak`. Returns the copy's path if there was a file.
 ///
 /// # Errors
-/// If a file cannot be written; the old one then still exists.
+/// If a file cannot be written. The old one then still exists.
 pub(super) fn replace(model_dir: &Path, text: &str) -> Result<Option<PathBuf>> {
     let path = model_dir.join(MODEL_FILE);
     let part = model_dir.join(format!(".{MODEL_FILE}.part"));

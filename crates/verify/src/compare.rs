@@ -49,7 +49,7 @@ pub(crate) struct RequestDifference {
     /// Number of the request in the files, from 0.
     pub(crate) request: usize,
     pub(crate) model: String,
-    /// The output; empty if an answer is an error.
+    /// The output. Empty if an answer is an error.
     pub(crate) output: String,
     /// Position of the element.
     pub(crate) element: Option<usize>,

@@ -54,7 +54,7 @@ pub struct VerifyPlan {
     pub rate: Option<f64>,
     /// Clients of the closed loop.
     pub clients: usize,
-    /// Measuring time of a round on one server; 0 only compares the answers.
+    /// Measuring time of a round on one server. 0 only compares the answers.
     pub duration: Duration,
     /// Rounds, each of which measures both servers.
     pub rounds: usize,

@@ -17,7 +17,7 @@ pub struct ComparisonReport {
     pub(crate) tolerance: f64,
     pub(crate) records: RecordedCalls,
     pub(crate) comparison: Comparison,
-    /// Counts of each server; empty if nothing was measured.
+    /// Counts of each server. Empty if nothing was measured.
     pub(crate) counts: [TallyCounts; 2],
 }
 

@@ -39,7 +39,7 @@ pub struct Decoded {
 /// several. Undoes the EXIF orientation, puts transparency over white, and converts CMYK, 16-bit,
 /// grey and palettes to 8-bit RGB. Colour profiles are not applied.
 ///
-/// An ANSI/NIST-ITL file gives the first image whose compression is supported;
+/// An ANSI/NIST-ITL file gives the first image whose compression is supported.
 /// [`crate::nist_images`] lists all.
 ///
 /// # Errors

@@ -11,18 +11,18 @@ use crate::Header;
 pub enum Format {
     /// JPEG, baseline or progressive, grey, YCbCr, RGB, CMYK or YCCK.
     Jpeg,
-    /// PNG of any depth; the still image of an animated one.
+    /// PNG of any depth. Of an animated one, the still image.
     Png,
-    /// WebP, lossy or lossless; the first frame of an animated one.
+    /// WebP, lossy or lossless. Of an animated one, the first frame.
     WebP,
-    /// TIFF; the first page.
+    /// TIFF, the first page.
     Tiff,
     /// Windows bitmap.
     Bmp,
     /// WSQ, the wavelet format of fingerprint images.
     Wsq,
-    /// ANSI/NIST-ITL file in the traditional encoding; the first fingerprint image that can be
-    /// read.
+    /// ANSI/NIST-ITL file in the traditional encoding. It gives the first fingerprint image that
+    /// can be read.
     Nist,
 }
 

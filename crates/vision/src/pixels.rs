@@ -62,7 +62,7 @@ impl Image {
         Image { width, height, rgb }
     }
 
-    /// Returns the image with its longer side at most `longest`; never enlarged.
+    /// Returns the image with its longer side at most `longest`. It is never enlarged.
     pub(crate) fn fitted(&self, longest: u32) -> Image {
         let FittedSize { width, height } = self.fitted_size(longest);
         self.resized(width, height)

@@ -126,7 +126,7 @@ fn values(bytes: &[u8]) -> Option<u64> {
 }
 
 /// Returns the memory of the costliest strip or tile that is itself a JPEG file, 0 without one. Its
-/// own header announces its size; the directory does not bound it.
+/// own header announces its size. The directory does not bound it.
 fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limits) -> Result<u64> {
     const JPEG: u16 = 7;
     if decoder.find_tag_unsigned::<u16>(Tag::Compression).ok().flatten() != Some(JPEG) {
@@ -342,7 +342,7 @@ fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
         .collect())
 }
 
-/// Returns the orientation that the page states; upright if it states none.
+/// Returns the orientation that the page states, or upright if it states none.
 fn orientation(decoder: &mut Decoder<Cursor<&[u8]>>) -> Orientation {
     let stated = decoder.find_tag_unsigned::<u8>(Tag::Orientation).ok().flatten();
     stated.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms)

@@ -12,7 +12,7 @@ use super::workspace::{SourceFile, is_test_only};
 
 type ModulePath = Vec<String>;
 
-/// Returns the rings of one crate, the largest first; each ring is a sorted list of module names.
+/// Returns the rings of one crate, the largest first. Each ring is a sorted list of module names.
 pub(crate) fn rings(files: &[&SourceFile]) -> Vec<Vec<String>> {
     let mut edges: BTreeMap<ModulePath, BTreeSet<ModulePath>> =
         files.iter().map(|file| (file.module.clone(), BTreeSet::new())).collect();
@@ -133,7 +133,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// Tarjan's algorithm; the recursion is as deep as the longest chain of modules.
+/// Tarjan's algorithm. The recursion is as deep as the longest chain of modules.
 struct Components<'a> {
     edges: &'a BTreeMap<ModulePath, BTreeSet<ModulePath>>,
     visits: BTreeMap<&'a ModulePath, Visited>,

@@ -13,7 +13,7 @@ pub(crate) struct SourceFile {
     pub(crate) path: String,
     /// Directory name under `crates/`.
     pub(crate) krate: String,
-    /// Module path inside the crate; empty for `lib.rs` and `main.rs`.
+    /// Module path inside the crate. Empty for `lib.rs` and `main.rs`.
     pub(crate) module: Vec<String>,
     /// Lines outside `#[cfg(test)]` items.
     pub(crate) lines: usize,

@@ -34,7 +34,7 @@ pub(super) struct AdminWaiter {
 enum WaiterGoal {
     /// The scan that answers `ticket` must come first.
     Scan { ticket: u64, spec: LoadSpec },
-    /// The versions are not chosen yet; one may still change on disk.
+    /// The versions are not chosen yet. One may still change on disk.
     Choose { spec: LoadSpec },
     /// These versions must be ready. `newest` is true if the policy chose them.
     Load { targets: BTreeSet<u64>, newest: bool },

@@ -335,7 +335,7 @@ impl Model {
         views
     }
 
-    /// Returns the versions that should serve; none while the model is unloaded or removed.
+    /// Returns the versions that should serve, or none while the model is unloaded or removed.
     pub(crate) fn choice(&self, views: &[VersionView]) -> ChosenVersions {
         if self.down || self.removed {
             return ChosenVersions::default();

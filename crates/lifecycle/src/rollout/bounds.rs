@@ -8,7 +8,7 @@
 /// Steps of a bisection. They are more than a mantissa has bits.
 const STEPS: usize = 60;
 
-/// Weights of the mixture: a prior estimate of the probability. Any choice is valid; a good one
+/// Weights of the mixture: a prior estimate of the probability. Any choice is valid. A good one
 /// needs fewer trials.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MixtureWeights {

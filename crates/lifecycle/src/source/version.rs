@@ -58,11 +58,11 @@ pub(crate) enum VersionContents {
     /// A model file without a manifest that has not changed for some seconds. `bytes` is the length
     /// of all its files.
     Foreign { bytes: u64, kind: ForeignKind },
-    /// Perhaps still being written; the reason.
+    /// Perhaps still being written, with the reason.
     Changing(String),
-    /// Complete, but not a version; the reason.
+    /// Complete, but not a version, with the reason.
     Unusable(String),
-    /// Not readable, so its contents are unknown; the reason.
+    /// Not readable, so its contents are unknown, with the reason.
     Unreadable(String),
 }
 

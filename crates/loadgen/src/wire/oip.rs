@@ -13,7 +13,7 @@ use crate::connection::{RawResponse, Template, grpc_frame, url_segment};
 const INFER_METHOD: &str = "/inference.GRPCInferenceService/ModelInfer";
 const METADATA_METHOD: &str = "/inference.GRPCInferenceService/ModelMetadata";
 
-/// Returns raw little-endian bytes; strings with a 4-byte length before each.
+/// Returns raw little-endian bytes, and strings with a 4-byte length before each.
 fn raw(tensor: &base::Tensor) -> Bytes {
     match tensor.data() {
         Data::Bytes(bytes) => bytes.clone(),

@@ -6,7 +6,7 @@ use crate::star::{Coordinates, Star, stars};
 
 /// Quarters of a pixel of a cell's length: 8 pixels.
 pub(crate) const LENGTH_STEP: u16 = 8 * PER_PIXEL as u16;
-/// Cells by length; longer edges are not filed.
+/// Cells by length. Longer edges are not filed.
 pub(crate) const LENGTHS: usize = 20;
 /// Cells by one angle: 11.25° each.
 pub(crate) const ANGLES: usize = 32;

@@ -32,7 +32,7 @@ pub(crate) struct Posting {
     pub(crate) heading: u8,
 }
 
-/// Lists of [`BLOCK_ROWS`] rows; the last block has fewer.
+/// Lists of [`BLOCK_ROWS`] rows. The last block has fewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PostingBlock {
     /// Start of each cell's list, and the end of the last.

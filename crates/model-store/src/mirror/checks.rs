@@ -59,7 +59,7 @@ impl<'a> RunningChecks<'a> {
         self.0.retain(is_followed);
     }
 
-    /// Waits until a check ends; for ever if none runs.
+    /// Waits until a check ends, or for ever if none runs.
     pub(super) async fn next(&mut self) -> EndedCheck {
         poll_fn(|context| {
             for at in 0..self.0.len() {

@@ -210,7 +210,7 @@ impl<T: Number> ElementReader for T {
     }
 }
 
-/// `true` and `false`, or 1 and 0; TensorFlow Serving accepts no numbers.
+/// `true` and `false`, or 1 and 0. TensorFlow Serving accepts no numbers.
 struct Booleans;
 
 impl ElementReader for Booleans {

@@ -10,7 +10,7 @@ use crate::wire;
 
 /// Maximum lists of a tensor without elements. A shape such as [10^12, 0] would be endless.
 const EMPTY_LISTS_MAX: usize = 1 << 16;
-/// Maximum depth of nested lists, since [`lists`] recurses. TensorFlow has at most 254 axes; a
+/// Maximum depth of nested lists, since [`lists`] recurses. TensorFlow has at most 254 axes. A
 /// TorchScript module can return any number.
 const LISTS_DEPTH_MAX: usize = 256;
 

@@ -23,19 +23,19 @@ pub use super::describe::{model_config, model_metadata, model_statistics, reposi
 /// An inference request without the model's name and version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrpcInferRequest {
-    /// The id to echo; empty if the client sent none.
+    /// The id to echo. Empty if the client sent none.
     pub id: String,
     /// The inputs, not yet checked against a signature.
     pub inputs: Vec<NamedTensor>,
-    /// The requested outputs; empty for all.
+    /// The requested outputs. Empty for all.
     pub outputs: Vec<Arc<str>>,
     /// The client's time limit, from the `timeout` parameter in microseconds.
     pub timeout: Option<Duration>,
     /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
     pub priority: usize,
-    /// The signature, from the `signature_name` parameter; empty for the model's default.
+    /// The signature, from the `signature_name` parameter. Empty for the model's default.
     pub signature: String,
-    /// The key for rollouts, from the `request_key` parameter; empty if there is none.
+    /// The key for rollouts, from the `request_key` parameter. Empty if there is none.
     pub request_key: String,
 }
 

@@ -34,7 +34,7 @@ pub const EXTENSIONS: [&str; 9] = [
 pub struct InferResponse {
     /// The model that answered.
     pub model: String,
-    /// Version of the model; empty if the server does not return it.
+    /// Version of the model. Empty if the server does not return it.
     pub version: String,
     /// The request's id.
     pub id: String,

@@ -31,7 +31,7 @@ pub struct PredictTarget {
     pub version: Option<u64>,
     /// The version's label, if the request has one.
     pub label: Option<String>,
-    /// The signature; empty for the model's default.
+    /// The signature. Empty for the model's default.
     pub signature: String,
 }
 
@@ -40,7 +40,7 @@ pub struct PredictTarget {
 pub struct GrpcPredict {
     /// The inputs, not yet checked against a signature.
     pub inputs: Vec<NamedTensor>,
-    /// The requested outputs; empty for all.
+    /// The requested outputs. Empty for all.
     pub outputs: Vec<Arc<str>>,
 }
 

@@ -41,7 +41,7 @@ const METADATA_FIELD: &str = "signature_def";
 pub struct SignatureInfo<'a> {
     /// Name in requests.
     pub name: &'a str,
-    /// Method, such as [`PREDICT_METHOD`]; may be empty.
+    /// Method, such as [`PREDICT_METHOD`]. May be empty.
     pub method: &'a str,
     /// Inputs and outputs.
     pub signature: &'a Signature,

@@ -59,7 +59,7 @@ pub fn result_bytes_max<'a>(outputs: impl IntoIterator<Item = &'a Tensor>) -> u6
 /// Returns the labels and scores of `examples` examples.
 ///
 /// # Errors
-/// `InvalidArgument` for outputs of another type or shape than [`ClassOutputs`] says; the message
+/// `InvalidArgument` for outputs of another type or shape than [`ClassOutputs`] says. The message
 /// is TensorFlow Serving's. `FailedPrecondition` if the number of `labels` differs from the number
 /// of classes.
 pub fn classification(examples: usize, outputs: ClassOutputs<'_>) -> Result<ClassificationResult> {
@@ -147,7 +147,7 @@ fn class_count(
 /// Returns the numbers of `examples` examples.
 ///
 /// # Errors
-/// `InvalidArgument` if `output` is not of floats and of shape `[examples]` or `[examples, 1]`; the
+/// `InvalidArgument` if `output` is not of floats and of shape `[examples]` or `[examples, 1]`. The
 /// message is TensorFlow Serving's.
 pub fn regression(examples: usize, output: &Tensor) -> Result<RegressionResult> {
     let rows = match output.shape() {

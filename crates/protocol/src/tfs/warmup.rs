@@ -38,11 +38,11 @@ fn checksum(bytes: &[u8]) -> u32 {
 pub enum WarmupRecord {
     /// A request with tensors.
     Predict {
-        /// The signature; empty for the model's default.
+        /// The signature. Empty for the model's default.
         signature: String,
         /// The inputs.
         inputs: Vec<NamedTensor>,
-        /// The requested outputs; empty for all.
+        /// The requested outputs. Empty for all.
         outputs: Vec<Arc<str>>,
     },
     /// A request with examples: Classify, Regress, or MultiInference with several tasks.
@@ -61,7 +61,7 @@ pub enum WarmupRecord {
 pub struct ExampleTask {
     /// Method by TensorFlow Serving's name, such as `tensorflow/serving/classify`.
     pub method: String,
-    /// The signature; empty for the model's default.
+    /// The signature. Empty for the model's default.
     pub signature: String,
 }
 
@@ -89,11 +89,11 @@ pub fn read_records(file: &Bytes) -> Result<Vec<Result<WarmupRecord>>> {
 /// A recorded request with its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnsweredRecord {
-    /// The signature; empty for the model's default.
+    /// The signature. Empty for the model's default.
     pub signature: String,
     /// Inputs by the names of the signature.
     pub inputs: Vec<NamedTensor>,
-    /// The requested outputs; empty for all.
+    /// The requested outputs. Empty for all.
     pub requested: Vec<Arc<str>>,
     /// The answer.
     pub outputs: Vec<NamedTensor>,

@@ -22,7 +22,7 @@ pub struct QueryHit {
 /// Result of a query.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueryHits {
-    /// Hits, best first; equal scores by id.
+    /// Hits, best first. Equal scores are in the order of ids.
     pub hits: Vec<QueryHit>,
     /// True if a point may be missing because data is damaged, a segment is not open yet or the
     /// deadline passed.

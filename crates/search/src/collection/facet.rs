@@ -73,7 +73,7 @@ impl FacetValue {
 /// Values and their numbers of points.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facet {
-    /// Most frequent value first; equally frequent ones in their own order.
+    /// Most frequent value first. Equally frequent ones are in their own order.
     pub hits: Vec<(FacetValue, u64)>,
     /// True if points may be missing because data is damaged or a segment is not open yet.
     pub partial: bool,
@@ -188,8 +188,8 @@ impl FacetCounts {
         Ok(())
     }
 
-    /// Adds the allowed rows of a segment by its index; all rows if `None`. Returns the rows whose
-    /// payloads are still to be added. If `scan` stops, the next call continues.
+    /// Adds the allowed rows of a segment by its index, or all rows if `None`. Returns the rows
+    /// whose payloads are still to be added. If `scan` stops, the next call continues.
     fn add_index(
         &mut self,
         view: &SegmentView,

@@ -43,7 +43,7 @@ const WORKING_SETS: u64 = 4;
 #[derive(Debug)]
 pub(super) struct SelectedRows {
     pub(super) rows: RowSet,
-    /// Rows whose payloads could not be read; they do not match.
+    /// Rows whose payloads could not be read. They do not match.
     pub(super) lost: u32,
 }
 
@@ -65,7 +65,7 @@ impl FilterCache {
     ///
     /// # Errors
     /// `DeadlineExceeded` or `Cancelled` if payloads are still to be read, as
-    /// [`PayloadScan::check`]; the next call continues. `ResourceExhausted` if memory has no room.
+    /// [`PayloadScan::check`]. The next call continues. `ResourceExhausted` if memory has no room.
     /// Otherwise the error of the medium.
     pub(super) fn select(
         &self,

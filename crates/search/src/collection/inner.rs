@@ -81,7 +81,7 @@ pub struct Collection {
     pub(super) writer: Mutex<CollectionLogs>,
     pub(super) live: Mutex<LiveState>,
     pub(super) publisher: Mutex<Publisher>,
-    /// Memory reserved for flushes; locked during a flush. Several collections may share it.
+    /// Memory reserved for flushes. Locked during a flush. Several collections may share it.
     pub(super) flushing: Arc<Mutex<BudgetReservation>>,
     /// Segments that cannot be merged because part of them is damaged. Locked during a merge.
     pub(super) merging: Mutex<BTreeSet<u64>>,

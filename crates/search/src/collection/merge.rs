@@ -136,7 +136,7 @@ fn live_rows(views: &[SegmentView]) -> Vec<(u32, u32)> {
 struct MergeSource<'a> {
     collection: &'a Collection,
     views: Vec<SegmentView>,
-    /// Index in `views` and row of that segment, by row of the source; ascending.
+    /// Index in `views` and row of that segment, by row of the source, ascending.
     rows: Vec<(u32, u32)>,
     cache: PageCache,
     urgency: Urgency,

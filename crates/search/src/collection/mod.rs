@@ -230,7 +230,7 @@ impl Collection {
     /// active one, which the next call flushes. Returns false if there is nothing to do.
     ///
     /// # Errors
-    /// The error of the medium; no point is lost.
+    /// The error of the medium. No point is lost.
     pub fn flush_oldest(&self) -> Result<bool> {
         self.flush_once(Urgency::Paced)
     }
@@ -258,7 +258,7 @@ impl Collection {
     /// Flushes all memtables and waits for the result.
     ///
     /// # Errors
-    /// The error of the medium; no point is lost.
+    /// The error of the medium. No point is lost.
     pub fn flush(&self) -> Result<()> {
         self.flush_down_to(1)?;
         {
@@ -277,7 +277,7 @@ impl Collection {
     /// merge is due.
     ///
     /// # Errors
-    /// The error of the medium; no point is lost.
+    /// The error of the medium. No point is lost.
     pub fn merge(&self) -> Result<bool> {
         self.merge_once(Urgency::Paced)
     }

@@ -28,7 +28,7 @@ const FLUSH_WAIT: Duration = Duration::from_secs(10);
 /// Buffers of a flush, however small the memtable is.
 const FLUSH_BYTES: u64 = 5 << 20;
 
-/// Shape of a collection; fixed when it is created.
+/// Shape of a collection. Fixed when it is created.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CollectionShape {
     /// Values per embedding.
@@ -46,7 +46,7 @@ impl CollectionShape {
     }
 }
 
-/// Limits of a collection; may change with each start.
+/// Limits of a collection. May change with each start.
 #[derive(Clone, Debug)]
 pub struct CollectionOptions {
     /// Shape of the points.
@@ -71,9 +71,9 @@ pub struct CollectionOptions {
     /// Minimum number of values of the embeddings in all segments. From this number on, idle
     /// threads take segments of a query without a filter. A query with a filter is always shared.
     pub shared_values_min: u64,
-    /// Maximum bytes of a new payload; more than 1 MiB count as 1 MiB.
+    /// Maximum bytes of a new payload. More than 1 MiB count as 1 MiB.
     pub payload_bytes_max: usize,
-    /// Bytes of disk to keep free; changes are refused below that. `None` is a hundredth of the
+    /// Bytes of disk to keep free. Changes are refused below that. `None` is a hundredth of the
     /// file system, at least 64 MiB, at most 4 GiB and at most an eighth. 0 switches the check off.
     pub disk_reserve: Option<u64>,
 }

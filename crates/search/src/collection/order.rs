@@ -53,7 +53,7 @@ pub struct PointOrder<'a> {
     pub key: &'a str,
     /// True to begin with the largest value.
     pub descending: bool,
-    /// First value; `None` to begin with the smallest or largest.
+    /// First value. `None` begins with the smallest or largest.
     pub from: Option<OrderValue>,
 }
 
@@ -69,7 +69,7 @@ pub struct OrderedPoint {
 /// Points in the order of a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OrderedPoints {
-    /// Points; one with several values appears once for each.
+    /// Points. One with several values appears once for each.
     pub points: Vec<OrderedPoint>,
     /// True if points may be missing because data is damaged or a segment is not open yet.
     pub partial: bool,

@@ -32,7 +32,7 @@ pub struct PinnedFiles<'a> {
 pub struct PinnedFile {
     /// Name in the collection's directory.
     pub name: String,
-    /// Length in bytes. A log may be longer; the rest belongs to a later state.
+    /// Length in bytes. A log may be longer. The rest belongs to a later state.
     pub bytes: u64,
     /// Content of the file.
     pub role: FileRole,

@@ -45,7 +45,7 @@ pub(super) struct Logs {
     marks: LogPositions,
     /// Bytes of the existing files.
     bytes: BTreeMap<u64, u64>,
-    /// Empty files that a full disk left; no list names them.
+    /// Empty files that a full disk left. No list names them.
     empty: Vec<u64>,
     /// Reason why it is unknown how far logs were durable.
     problem: Option<String>,
@@ -152,7 +152,7 @@ impl Collection {
         Ok(())
     }
 
-    /// Replays the logs. Records their damage; points whose changes are lost become unknown.
+    /// Replays the logs. Records their damage. Points whose changes are lost become unknown.
     fn replay_each(&self, logs: &Logs) -> Result<()> {
         self.remove_empty(&logs.empty);
         for &number in &logs.numbers {

@@ -25,7 +25,7 @@ impl Collection {
     /// lose the new point after the old one was deleted for good.
     ///
     /// # Errors
-    /// The error of the medium; a start then finds the previous state.
+    /// The error of the medium. A start then finds the previous state.
     pub(super) fn publish(&self) -> Result<()> {
         let mut publisher = self.publisher.lock();
         let has_failed = self.files.unpublished.swap(true, Ordering::Relaxed);

@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(begin_change(), Ok(()), "work without a deadline");
     }
 
-    /// Reads rows until the pass stops; returns how many.
+    /// Reads rows until the pass stops, and returns their number.
     fn rows_until_stop(mut scan: PayloadScan, max: u32) -> (u32, Result<()>) {
         let read = (0..max).take_while(|_| scan.next_row() == ScanStep::Read).count() as u32;
         let checked = scan.check("");

@@ -33,7 +33,7 @@ pub struct CollectionQuery<'a> {
     pub embedding: &'a [f32],
     /// Maximum hits.
     pub k: usize,
-    /// Points that the exact stage compares; at least `k`.
+    /// Points that the exact stage compares, at least `k`.
     pub candidates: usize,
     /// Effort of the coarse stage.
     pub params: ScanParams,

@@ -18,7 +18,7 @@ const ESCALATED_FOR: Duration = Duration::from_secs(10);
 /// Speed of a flush or merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Urgency {
-    /// At a limited rate; ends as soon as the work is escalated.
+    /// At a limited rate. It ends as soon as the work is escalated.
     Paced,
     /// At full speed, until the work is done.
     Escalated,

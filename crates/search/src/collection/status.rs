@@ -20,7 +20,7 @@ pub struct Status {
     pub segments: Vec<SegmentStatus>,
     /// Damaged items that are not served, by name.
     pub quarantined: Vec<Quarantined>,
-    /// Number of damaged items; may exceed the named ones.
+    /// Number of damaged items. May exceed the named ones.
     pub quarantined_count: u64,
     /// True if results may lack points.
     pub partial: bool,

@@ -26,7 +26,7 @@ pub(super) const FROZEN_MAX: usize = 1;
 const MARGIN: f64 = 1.5;
 /// Writes are slowed down from this many times `fan_in` segments of similar size that wait to be
 /// merged. A query searches each of them, and their centres and ids take memory. Fewer waiting
-/// segments do not slow writes; they are merged after a bulk load.
+/// segments do not slow writes. They are merged after a bulk load.
 const PILED_MIN: usize = 32;
 /// That minimum grows by one duration of a flush for each `PILED_STEP * fan_in` segments beyond
 /// these.
@@ -52,7 +52,7 @@ impl Applied {
     /// Waits until the changes are durable. Threads that wait at the same time share one sync.
     ///
     /// # Errors
-    /// The error of the medium; the changes may or may not survive.
+    /// The error of the medium. The changes may or may not survive.
     pub fn commit(self) -> Result<()> {
         self.0.into_iter().try_for_each(|(log, number)| log.commit(number))
     }
@@ -71,7 +71,7 @@ pub(super) enum RoomPolicy {
 enum WriteOutcome {
     /// The change is in memory, and in this log under this number.
     Done(Arc<Log>, u64),
-    /// No room now; there may be room after a flush.
+    /// No room now. There may be room after a flush.
     NoRoom(Error),
 }
 
@@ -81,7 +81,7 @@ impl Collection {
     /// disk has no room for a change, the changes before it are durable.
     ///
     /// # Errors
-    /// As [`Collection::upsert`]; no change is then acknowledged.
+    /// As [`Collection::upsert`]. No change is then acknowledged.
     pub fn write(&self, ops: &[Op<'_>]) -> Result<()> {
         self.apply_in(ops, RoomPolicy::Wait)?.commit()
     }

@@ -21,7 +21,7 @@ pub enum DuplicateState {
     Failed,
 }
 
-/// Progress of a job; kept in a file.
+/// Progress of a job, kept in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DuplicateProgress {
     /// Options of the job.

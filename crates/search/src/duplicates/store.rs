@@ -83,7 +83,7 @@ pub struct DuplicateStore {
 }
 
 impl DuplicateStore {
-    /// Returns the files of a collection; opens nothing.
+    /// Returns the files of a collection, and opens nothing.
     #[must_use]
     pub fn of(named: &NamedCollection) -> DuplicateStore {
         DuplicateStore { directory: named.directory().join(DIRECTORY) }

@@ -80,7 +80,7 @@ pub enum Condition {
         /// The limits.
         range: DateRange,
     },
-    /// The field has a number of values within limits. A list has one value for each element; null
+    /// The field has a number of values within limits. A list has one value for each element. Null
     /// has none.
     ValuesCount {
         /// The field's path, as in [`Condition::Match`].
@@ -274,7 +274,7 @@ impl Filter {
         self.meets(Some(id), payload)
     }
 
-    /// As [`Filter::matches`]; `id` is `None` for an object inside a payload.
+    /// As [`Filter::matches`]. `id` is `None` for an object inside a payload.
     fn meets(&self, id: Option<u64>, payload: &Value) -> bool {
         self.must.iter().all(|condition| condition.meets(id, payload))
             && (self.should.is_empty()

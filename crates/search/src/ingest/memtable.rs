@@ -22,7 +22,7 @@ const BLOCK_ROWS: usize = 256;
 /// addresses of the `AHEAD` rows after them. Rows lie at random addresses, and waiting for memory
 /// would take most of the time of a scan.
 const AHEAD: usize = 4;
-/// Values of an embedding to prefetch; the processor prefetches the rest itself.
+/// Values of an embedding to prefetch. The processor prefetches the rest itself.
 const AHEAD_VALUES: usize = 256;
 /// Number of no row.
 const NO_ROW: u32 = u32::MAX;

@@ -139,7 +139,7 @@ impl<'a> KeyRef<'a> {
         }
     }
 
-    /// Returns the scalar; a date has none.
+    /// Returns the scalar. A date has none.
     pub(crate) fn to_value(self) -> Option<Value> {
         match self {
             KeyOf::Bool(value) => Some(Value::Bool(value)),

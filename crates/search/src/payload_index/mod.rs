@@ -104,6 +104,6 @@ pub(crate) struct IndexedFieldInfo {
     /// Different values: truth values, whole numbers, fractions, dates, texts. A date is also a
     /// text.
     pub(crate) values: [u64; KINDS],
-    /// Reason why the field has no index; empty if it has one.
+    /// Reason why the field has no index. Empty if it has one.
     pub(crate) unindexed: String,
 }

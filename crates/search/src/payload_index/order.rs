@@ -51,7 +51,7 @@ impl OrderKey {
         }
     }
 
-    /// Returns the number; a date as microseconds since 1970.
+    /// Returns the number, or a date as microseconds since 1970.
     pub(crate) fn to_number(self) -> Option<Number> {
         match self {
             OrderKey::Number(number) => match number.exact() {

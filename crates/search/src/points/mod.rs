@@ -30,7 +30,7 @@ pub struct NewPoint<'a> {
     pub id: PointId,
     /// Embedding of the point, with as many values as the collection has dimensions.
     pub embedding: &'a [f32],
-    /// Bytes that a scorer compares; may be empty.
+    /// Bytes that a scorer compares. May be empty.
     pub record: &'a [u8],
     /// The JSON object that filters read.
     pub payload: &'a Map<String, Value>,
@@ -43,8 +43,8 @@ pub struct FetchedPoint {
     pub id: PointId,
     /// Embedding, rounded to the encoding of the collection.
     pub embedding: Vec<f32>,
-    /// Bytes that a scorer compares; empty if the point has none.
+    /// Bytes that a scorer compares. Empty if the point has none.
     pub record: Vec<u8>,
-    /// JSON object; empty if the point has none.
+    /// JSON object. Empty if the point has none.
     pub payload: Map<String, Value>,
 }

@@ -43,7 +43,7 @@ fn has_at_most(value: &Value, levels: usize) -> bool {
 /// its id.
 ///
 /// # Errors
-/// `InvalidArgument` if the payload has the reserved key; as [`check_levels`].
+/// `InvalidArgument` if the payload has the reserved key. Also as [`check_levels`].
 pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8>> {
     check_levels(id, payload)?;
     if payload.contains_key(RESERVED_KEY) {

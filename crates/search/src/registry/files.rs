@@ -36,7 +36,7 @@ pub struct CollectionSettings {
     pub dims: usize,
     /// Measure of similarity.
     pub metric: Metric,
-    /// Clients' name of the embedding; empty if it has none.
+    /// Clients' name of the embedding. Empty if it has none.
     pub vector_name: String,
     /// Content of the records.
     pub records: RecordKind,
@@ -286,7 +286,7 @@ pub(super) fn check_locked(directory: &Path, lock: &File) -> Result<()> {
 /// Locks a directory against other processes while the returned file is open.
 ///
 /// # Errors
-/// `FailedPrecondition` if another process has the lock for [`LOCK_WAIT_MAX`]; I/O errors.
+/// `FailedPrecondition` if another process has the lock for [`LOCK_WAIT_MAX`]. Also I/O errors.
 pub(super) fn lock(directory: &Path) -> Result<File> {
     let path = directory.join(LOCK);
     let open = private::options().write(true).create(true).truncate(false).open(&path);

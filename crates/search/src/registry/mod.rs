@@ -68,7 +68,7 @@ pub struct ListedCollection {
 pub enum ListedState {
     /// The log of the collection is being read.
     Opening,
-    /// The collection is served. Some of its segments may still be closed; see its status.
+    /// The collection is served. Some of its segments may still be closed, as its status shows.
     Ready(Arc<NamedCollection>),
     /// The collection is not served because of this error.
     Broken(Error),
@@ -155,7 +155,7 @@ impl CollectionLookup {
 
 impl Registry {
     /// Opens the collections of a directory, and creates the directory if it is missing. Returns
-    /// before they are open; that continues in the background. A collection that cannot be opened
+    /// before they are open. That continues in the background. A collection that cannot be opened
     /// does not affect the others.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl Registry {
     /// can, so the copy takes little room. Durable when this returns.
     ///
     /// # Errors
-    /// `NotFound`, `AlreadyExists`; as [`crate::collection::Collection::pin`] and
+    /// `NotFound` or `AlreadyExists`. Also as [`crate::collection::Collection::pin`] and
     /// [`RestoringCollection::finish`].
     pub fn clone_collection(&self, from: &str, to: &str) -> Result<Arc<NamedCollection>> {
         self.core.clone_collection(from, to)

@@ -145,7 +145,8 @@ impl NamedCollection {
         &self.name
     }
 
-    /// Returns its directory, where an API may keep files; removed with the collection.
+    /// Returns its directory, where an API may keep files. The directory is removed with the
+    /// collection.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

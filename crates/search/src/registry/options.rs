@@ -35,7 +35,7 @@ pub struct RegistryOptions {
     pub queue_max: usize,
     /// Access to files of collections that do not choose themselves.
     pub medium: MediumChoice,
-    /// NUMA node of files in DRAM; any if `None`.
+    /// NUMA node of files in DRAM, or any if `None`.
     pub memory_node: Option<u32>,
     /// Place of the codes of segments.
     pub codes: CodesPlace,

@@ -95,7 +95,7 @@ impl Filler {
         self.job = None;
     }
 
-    /// Forgets the block; none of its reads is in flight any more.
+    /// Forgets the block. None of its reads is in flight any more.
     pub(super) fn clear(&mut self) {
         self.job = None;
     }

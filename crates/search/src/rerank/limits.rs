@@ -87,7 +87,7 @@ impl SearchLimits {
     }
 }
 
-/// Divisor of the cache's bytes for single records; the rest holds blocks of files.
+/// Divisor of the cache's bytes for single records. The rest holds blocks of files.
 ///
 /// If all records are used equally often, all bytes of blocks avoid equally many reads, and single
 /// records save almost none. If queries repeat, a quarter of the bytes still holds the records of

@@ -51,7 +51,7 @@ pub use query::{
 };
 pub use searcher::Searcher;
 
-/// Scorer of records. One scorer serves one query; threads bring their own scratch.
+/// Scorer of records. One scorer serves one query. Threads bring their own scratch.
 pub trait Scorer: Send + Sync {
     /// Working memory of one thread, reused for all records.
     type Scratch: Send;
@@ -106,7 +106,7 @@ impl<S: Scorer + ?Sized> Scorer for Arc<S> {
 /// Location of a record in its segment's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// Offset of its first page, in bytes; a multiple of 4096.
+    /// Offset of its first page, in bytes, a multiple of 4096.
     pub offset: u64,
     /// Bytes to read: one page, or more for a long record.
     pub bytes: u32,
@@ -137,6 +137,6 @@ pub struct RerankCandidate {
     pub row: u32,
     /// Id of the point. It decides between hits of equal scores.
     pub id: u64,
-    /// Coarse score; higher is more similar.
+    /// Coarse score. Higher is more similar.
     pub coarse: f32,
 }

@@ -11,9 +11,9 @@ use super::{Records, RerankCandidate, Scorer};
 /// Result of [`CandidateChunks::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkProgress {
-    /// There may be more candidates; call again.
+    /// There may be more candidates, so call again.
     More,
-    /// No candidates yet; the coarse stage is still working.
+    /// No candidates yet. The coarse stage is still working.
     Later,
     /// These were the last.
     End,
@@ -80,13 +80,14 @@ pub struct DamagedRecord {
     pub error: Error,
 }
 
-/// Maximum damaged records in a result; further ones are only counted.
+/// Maximum damaged records in a result. Further ones are only counted.
 pub(crate) const DAMAGED_MAX: usize = 64;
 
 /// Result of a query.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RerankResult {
-    /// Hits, best first; equal scores by id. Fewer than `k` if there were fewer candidates.
+    /// Hits, best first. Equal scores are in the order of ids. Fewer than `k` if there were fewer
+    /// candidates.
     pub hits: Vec<(RerankCandidate, f32)>,
     /// True if a hit may be missing, because a record is damaged or was not scored by the deadline.
     pub partial: bool,
@@ -140,7 +141,7 @@ impl RerankResult {
 pub enum NextQuery<'a, S: Scorer> {
     /// Query.
     Query(RerankQuery<'a, S>),
-    /// No query now; call again.
+    /// No query now, so call again.
     Later,
     /// No more queries.
     End,

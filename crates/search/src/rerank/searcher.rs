@@ -249,7 +249,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
                 .is_some_and(|oldest| oldest.in_flight > 0 && oldest.arrived() < STEP)
     }
 
-    /// Collects completed reads; waits for `wait` of them.
+    /// Collects completed reads, and waits for `wait` of them.
     fn reap(&mut self, wait: usize) -> Result<()> {
         self.scored = 0;
         let Searcher { reader, shared, reads, filler, buffers, .. } = &mut *self.searcher;

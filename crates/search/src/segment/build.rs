@@ -48,7 +48,7 @@ pub(crate) struct SegmentPlan<'a> {
     pub(crate) threads: BuildThreads<'a>,
     /// UUID of the segment.
     pub(crate) uuid: [u8; 16],
-    /// Maximum bytes of memory for building the payload index; at least
+    /// Maximum bytes of memory for building the payload index. At least
     /// [`SegmentForm::payload_index_bytes`].
     pub(crate) index_bytes: u64,
 }

@@ -5,7 +5,7 @@
 //! their index, and otherwise codes too, stay on the medium and are read page by page. A checksum
 //! covers every byte. The superblock has one for each section that is read whole. Each page of
 //! records and payloads has its own. A table of page checksums covers embeddings, the index and
-//! codes that stay on the medium. A mismatch fails with the name of the page; data is never
+//! codes that stay on the medium. A mismatch fails with the name of the page. Data is never
 //! guessed.
 
 mod build;

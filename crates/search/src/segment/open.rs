@@ -358,7 +358,7 @@ impl Segment {
         payload_index::select(input, filter)
     }
 
-    /// Returns the fields of the payload index; none without an index.
+    /// Returns the fields of the payload index, or none without an index.
     pub(crate) fn indexed_fields(&self) -> Vec<IndexedFieldInfo> {
         self.payload_index.as_ref().map_or_else(Vec::new, PayloadIndex::fields)
     }

@@ -24,7 +24,7 @@ pub struct RowMap {
     pages: u32,
     /// First row of every run of pages.
     first_rows: Vec<u32>,
-    /// First page of every run; empty if every run is one page.
+    /// First page of every run. Empty if every run is one page.
     first_pages: Vec<u32>,
     /// Run that holds row `i * HINT_ROWS`.
     hints: Vec<u32>,

@@ -55,7 +55,7 @@ pub(super) struct Vectors {
     /// One bit per verified page, if the medium is mapped memory.
     sound: Vec<AtomicU64>,
     damaged: Arc<DamagedPages>,
-    /// Pages that were read; not used if the medium is mapped memory.
+    /// Pages that were read. Not used if the medium is mapped memory.
     cache: SectionCache,
 }
 
@@ -106,7 +106,7 @@ impl Vectors {
         row as usize * self.settings.stride() % PAGE_BYTES
     }
 
-    /// Returns the first of `pages` whose checksum is wrong; `bytes` are those pages.
+    /// Returns the first of `pages` whose checksum is wrong. `bytes` are those pages.
     fn first_damaged(&self, pages: Range<usize>, bytes: &[u8]) -> Option<usize> {
         let checks = &self.checks[pages.clone()];
         let mut each = pages.zip(bytes.chunks(PAGE_BYTES).zip(checks));
@@ -164,7 +164,7 @@ impl Vectors {
         (self.offset + (pages.start * PAGE_BYTES) as u64, pages.len() * PAGE_BYTES)
     }
 
-    /// Scores a row; `bytes` start with its first page.
+    /// Scores a row. `bytes` start with its first page.
     fn score(&self, query: &[f32], row: u32, bytes: &[u8], vector: &mut Vec<f32>) -> f32 {
         let start = self.within(row);
         vector.clear();
@@ -473,7 +473,7 @@ pub(crate) struct RowScores<'a> {
     vectors: &'a Vectors,
     file: &'a Arc<dyn Sealed>,
     rows: &'a [u32],
-    /// Score of each row; minus infinity if its vector was not read.
+    /// Score of each row, or minus infinity if its vector was not read.
     scores: Vec<f32>,
     lost: u64,
 }

@@ -43,7 +43,7 @@ impl VerifiedBlock {
         VerifiedBlock { content, _held: held }
     }
 
-    /// Returns the bytes; empty for a block of numbers.
+    /// Returns the bytes. Empty for a block of numbers.
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.content {
             BlockContent::Bytes(bytes) => bytes,

@@ -31,7 +31,7 @@ pub struct SearchConfig {
     pub threads: usize,
     /// Access to the files of collections that do not choose themselves.
     pub medium: SearchMedium,
-    /// NUMA node of files in DRAM; any if `None`.
+    /// NUMA node of files in DRAM, or any if `None`.
     pub memory_node: Option<u32>,
     /// Place of the codes of segments.
     pub codes: CodesPlace,

@@ -45,7 +45,7 @@ pub(super) async fn wrong_method(method: http::Method, uri: Uri) -> Reply {
     refusals::reply(path, &error).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-/// Returns the request that a client most likely meant; `path` does not accept `method`.
+/// Returns the request that a client most likely meant. `path` does not accept `method`.
 fn meant(method: &http::Method, path: &str) -> Option<String> {
     let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
     match (method.as_str(), segments.as_slice()) {

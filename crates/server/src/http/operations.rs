@@ -99,7 +99,7 @@ pub(super) fn is_admin_call(method: &Method, route: &str) -> bool {
     !OPEN.contains(&route) && role(method, route) == KeyRole::Admin
 }
 
-/// Returns the collections that a request uses; `name` is the one in its path.
+/// Returns the collections that a request uses. `name` is the one in its path.
 fn collections(method: &Method, route: &str, name: Option<String>) -> CollectionScope {
     match name {
         Some(name) if changes_whole(method, route) => CollectionScope::Whole(name),

@@ -63,7 +63,7 @@ impl CacheLines {
     /// Stores one word, which becomes durable as a whole or not at all.
     ///
     /// # Safety
-    /// As for [`store`](Self::store); `offset` is a multiple of 8, and so is `start`.
+    /// As for [`store`](Self::store). `offset` is a multiple of 8, and so is `start`.
     pub(super) unsafe fn store_word(&self, start: *mut u8, offset: u64, word: u64) {
         // SAFETY: by the caller; an aligned atomic store is one store of the processor.
         unsafe { AtomicU64::from_ptr(start.add(offset as usize).cast()) }
@@ -147,7 +147,7 @@ fn instruction() -> Instruction {
 /// processor cannot flush lines.
 ///
 /// # Safety
-/// Requires nothing; it is unsafe like its namesake.
+/// Requires nothing. It is unsafe like its namesake.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn flush_line(_instruction: Instruction, _line: *mut u8) {}
 

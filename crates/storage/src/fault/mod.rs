@@ -72,7 +72,7 @@ pub struct FaultMedium {
 struct FaultState {
     inner: Arc<dyn Medium>,
     plan: FaultPlan,
-    /// Bytes that fit on the medium; `u64::MAX` if there is no limit.
+    /// Bytes that fit on the medium, or `u64::MAX` if there is no limit.
     space: AtomicU64,
     model: Mutex<FileSystemModel>,
     hook: Mutex<Option<CreateHook>>,

@@ -54,7 +54,7 @@ const VERSION: u32 = 1;
 const MARK: &[u8; 4] = b"mpfr";
 const CLOSED: &[u8; 4] = b"mpcl";
 const KEYS: &[u8; 4] = b"mpky";
-/// Bytes of the head of a list of keys; the keys follow it.
+/// Bytes of the head of a list of keys. The keys follow it.
 const KEYS_HEAD_BYTES: usize = 24;
 
 /// Returns the header of a new log.

@@ -43,7 +43,7 @@ const KEYS_REPEATED: usize = 8;
 pub struct LogPosition {
     /// Bytes of the file.
     pub bytes: u64,
-    /// The number before which all payloads were durable; 0 or 1 if none was.
+    /// The number before which all payloads were durable, or 0 or 1 if none was.
     pub next: u64,
 }
 
@@ -223,7 +223,7 @@ impl Log {
         Log { name: name.to_owned(), state: Mutex::new(state), flushed: Condvar::new() }
     }
 
-    /// Appends a payload and returns its number; numbers only grow. The payload is durable once
+    /// Appends a payload and returns its number. Numbers only grow. The payload is durable once
     /// [`commit`](Self::commit) of that number returns.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ pub struct AdminRequest<'a> {
     pub calls: &'a str,
     /// The call, for the log: "load model".
     pub action: &'a str,
-    /// Name of the thing that the call changes; may be empty.
+    /// Name of the thing that the call changes. May be empty.
     pub subject: &'a str,
     /// Client that sent the request.
     pub caller: Caller<'a>,

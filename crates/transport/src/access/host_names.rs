@@ -22,7 +22,7 @@ pub(super) fn is_foreign(authority: &str, allowed: &[String]) -> bool {
     !local && host.parse::<std::net::Ipv4Addr>().is_err() && !own()
 }
 
-/// Returns this machine's name in lower case; empty if it cannot be read.
+/// Returns this machine's name in lower case. Empty if it cannot be read.
 fn own_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {

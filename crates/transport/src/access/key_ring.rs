@@ -49,7 +49,7 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// Reads the keys; returns `None` if there are no sources. The key of `--admin-key` has the
+    /// Reads the keys. Returns `None` if there are no sources. The key of `--admin-key` has the
     /// rights of an administrator. The key of `--api-key` may write, and has the rights of an
     /// administrator if it is the only source. Tokens are signed with the key of `--api-key`.
     ///
@@ -89,7 +89,7 @@ impl KeyRing {
     /// removed keys end.
     ///
     /// # Errors
-    /// As [`KeyRing::read`]; the keys then stay as they are.
+    /// As [`KeyRing::read`]. The keys then stay as they are.
     pub fn reload(&self) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let mut after = key_file::read(path)?;

@@ -164,7 +164,7 @@ impl TlsIdentity {
     /// Reads the files again. New connections use them.
     ///
     /// # Errors
-    /// As [`TlsIdentity::read`]; the certificates then stay as they are.
+    /// As [`TlsIdentity::read`]. The certificates then stay as they are.
     pub fn reload(&self) -> Result<()> {
         self.current.store(Arc::new(configs(&self.files)?));
         Ok(())

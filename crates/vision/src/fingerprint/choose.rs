@@ -32,7 +32,7 @@ const CROWD: usize = 5;
 const CROWD_RADIUS: f32 = 24.0;
 /// Maximum minutiae that are examined, the best ones.
 const CANDIDATES_MAX: usize = 1024;
-/// Maximum minutiae that are kept, the best ones. A fingerprint has fewer; more come from dirt and
+/// Maximum minutiae that are kept, the best ones. A fingerprint has fewer. More come from dirt and
 /// help impostors.
 pub(super) const KEPT_MAX: usize = 80;
 

@@ -5,7 +5,7 @@ use crate::Gray;
 /// Deviations at which a Gaussian is cut off.
 const TAIL: f32 = 2.5;
 
-/// Numbers on a grid, row by row; neither side is 0.
+/// Numbers on a grid, row by row. Neither side is 0.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plane {
     pub(super) width: usize,
@@ -79,7 +79,7 @@ impl Plane {
         self.across(&weights).down(&weights)
     }
 
-    /// Filters each row. `weights` begin with half the weight of the middle; the border values are
+    /// Filters each row. `weights` begin with half the weight of the middle. The border values are
     /// repeated.
     fn across(&self, weights: &[f32]) -> Plane {
         let radius = weights.len() - 1;

@@ -4,7 +4,7 @@
 use super::Keypoint;
 use super::scale_space::{BrightnessPlane, INTERVALS, LEVELS, Octave, SIGMA, ScaleSpace};
 
-/// Minimum difference, of a brightness of 0 to 1; smaller ones are noise.
+/// Minimum difference, of a brightness of 0 to 1. Smaller ones are noise.
 const RESPONSE_MIN: f32 = 0.004;
 /// Largest ratio of the two curvatures (Lowe): points along an edge slide.
 const EDGE_RATIO: f32 = 10.0;

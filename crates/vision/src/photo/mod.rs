@@ -28,7 +28,7 @@ pub const ACCEPT: f32 = 125.0;
 
 /// Shortest side with room for a keypoint.
 const SIDE_MIN: u32 = 16;
-/// Largest coordinate of a graph; the matcher's arithmetic holds it.
+/// Largest coordinate of a graph. The matcher's arithmetic holds it.
 const COORDINATE_MAX: u32 = 16_000;
 
 /// Options of keypoint detection.

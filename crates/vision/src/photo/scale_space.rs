@@ -35,7 +35,7 @@ impl BrightnessPlane {
         self.values.get(y * self.width..(y + 1) * self.width).unwrap_or(&[])
     }
 
-    /// Interpolates linearly between pixels; outside, the nearest pixel counts.
+    /// Interpolates linearly between pixels. Outside, the nearest pixel counts.
     pub(super) fn at(&self, x: f32, y: f32) -> f32 {
         let x = x.clamp(0.0, (self.width - 1) as f32);
         let y = y.clamp(0.0, (self.height - 1) as f32);
@@ -162,7 +162,7 @@ fn every_second(plane: &BrightnessPlane) -> BrightnessPlane {
     BrightnessPlane { width, height, values }
 }
 
-/// Returns half of a Gaussian, its middle first; the whole sums to 1.
+/// Returns half of a Gaussian, its middle first. The whole sums to 1.
 fn kernel(sigma: f32) -> Vec<f32> {
     let radius = (sigma * 3.0 + 0.999) as usize;
     let half: Vec<f32> =

@@ -10,7 +10,7 @@ use super::stream::Stream;
 pub(super) const TABLES_MAX: usize = 8;
 /// Longest code in bits.
 const CODE_BITS_MAX: usize = 16;
-/// Symbol of the quantiser index 0; other indices -73 to 74 lie around it.
+/// Symbol of the quantiser index 0. Other indices -73 to 74 lie around it.
 const INDEX_ZERO: i32 = 180;
 
 /// Table of codes. Codes of one length follow each other.

@@ -5,7 +5,7 @@ use base::Result;
 use super::{damaged, truncated};
 use crate::bytes::be16;
 
-/// Second bytes of the markers; the first is ff.
+/// Second bytes of the markers. The first is ff.
 pub(super) mod marker {
     pub(crate) const START_OF_IMAGE: u8 = 0xa0;
     pub(crate) const END_OF_IMAGE: u8 = 0xa1;

@@ -29,7 +29,7 @@ pub fn live() -> Bytes {
 }
 
 /// Returns the body of the readiness route: ready if there is no `error`. The protocol requires a
-/// status only; KServe's client reads the body.
+/// status only. KServe's client reads the body.
 pub fn ready(error: Option<&str>) -> Bytes {
     body(&match error {
         None => json!({ "ready": true }),

@@ -19,7 +19,7 @@ pub struct GoldenInfer {
 /// `signature` gives the types of inputs without one.
 ///
 /// # Errors
-/// `InvalidArgument` for anything else; errors of a body name the number of its request.
+/// `InvalidArgument` for anything else. Errors of a body name the number of its request.
 pub fn parse_golden(file: &Bytes, signature: &Signature) -> Result<Vec<GoldenInfer>> {
     let form = |error: Error| {
         let form = "the file must be a list of {\"request\": .., \"response\": ..}";

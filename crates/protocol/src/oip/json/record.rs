@@ -40,9 +40,9 @@ pub struct InferRecord<'a> {
     pub signature: Option<&'a str>,
     /// Inputs of the request.
     pub inputs: &'a [NamedTensor],
-    /// Names of the requested outputs; empty for all.
+    /// Names of the requested outputs. Empty for all.
     pub requested: &'a [Arc<str>],
-    /// Outputs of the request; empty after an error.
+    /// Outputs of the request. Empty after an error.
     pub outputs: &'a [NamedTensor],
 }
 

@@ -24,11 +24,11 @@ pub struct RequestedOutput {
 /// An inference request without the model's name and version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RestInferRequest {
-    /// The id to echo; empty if the client sent none.
+    /// The id to echo. Empty if the client sent none.
     pub id: String,
     /// The inputs, not yet checked against a signature.
     pub inputs: Vec<NamedTensor>,
-    /// The requested outputs; empty for all.
+    /// The requested outputs. Empty for all.
     pub outputs: Vec<RequestedOutput>,
     /// True if outputs without a choice of their own are raw.
     pub binary_output: bool,
@@ -36,9 +36,9 @@ pub struct RestInferRequest {
     pub timeout: Option<Duration>,
     /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
     pub priority: usize,
-    /// The signature, from the `signature_name` parameter; empty for the model's default.
+    /// The signature, from the `signature_name` parameter. Empty for the model's default.
     pub signature: String,
-    /// The key for rollouts, from the `request_key` parameter; empty if there is none.
+    /// The key for rollouts, from the `request_key` parameter. Empty if there is none.
     pub request_key: String,
 }
 
@@ -243,7 +243,7 @@ fn raw_shape(spec: &TensorSpec, elements: usize) -> Result<Shape> {
     Ok(shape)
 }
 
-/// Encodes a client's request. Empty `outputs` request all outputs; with `binary`, tensors are raw
+/// Encodes a client's request. Empty `outputs` request all outputs. With `binary`, tensors are raw
 /// in both directions.
 ///
 /// # Errors

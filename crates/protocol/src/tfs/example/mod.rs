@@ -27,11 +27,11 @@ const NAME_SHOWN_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Examples {
     list: Vec<Bytes>,
-    /// Features of all examples; may be empty.
+    /// Features of all examples. May be empty.
     context: Bytes,
 }
 
-/// Reserves memory before it is allocated; the argument is bytes.
+/// Reserves memory before it is allocated. The argument is bytes.
 pub type Reserve<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
 
 impl Examples {

@@ -2,7 +2,7 @@
 //!
 //! The row format lists instances, each one value or an object of named values. The column format
 //! has each input whole. The signature decides the type of values. `{"b64": "..."}` stands for
-//! bytes; `NaN` and `Infinity` may be bare tokens.
+//! bytes. `NaN` and `Infinity` may be bare tokens.
 
 mod describe;
 mod examples;

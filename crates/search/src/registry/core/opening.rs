@@ -101,7 +101,7 @@ impl RegistryCore {
     /// Opens the collection in the directory with its name.
     ///
     /// # Errors
-    /// `FailedPrecondition` for a symbolic link; as [`RegistryCore::open_at`].
+    /// `FailedPrecondition` for a symbolic link. Also as [`RegistryCore::open_at`].
     pub(in crate::registry) fn open_one(&self, name: &str) -> Result<Arc<NamedCollection>> {
         let directory = self.options.directory.join(name);
         check_no_link(&directory)?;

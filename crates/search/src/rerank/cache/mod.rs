@@ -42,7 +42,7 @@ impl RecordKey {
     }
 }
 
-/// Position of a record; the record may be evicted before it is read.
+/// Position of a record. The record may be evicted before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordPosition {
     shard: u32,

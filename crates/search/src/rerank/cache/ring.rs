@@ -10,7 +10,7 @@ use super::RecordKey;
 pub(super) const GRAIN: usize = 8;
 /// Bytes before each record: key, length, uses.
 pub(super) const HEADER_BYTES: usize = 24;
-/// Length that marks the rest of the ring as unused; continue at its start.
+/// Length that marks the rest of the ring as unused. Continue at its start.
 const WRAP: u32 = u32::MAX;
 
 /// Position of an entry: the bytes pushed before it since the ring was created. Never reused, so a

@@ -23,7 +23,7 @@ pub(super) struct RecordShard {
     /// Hashes of records that were offered and not inserted. A hash stays until another one takes
     /// its entry.
     ghosts: Box<[u32]>,
-    /// False until the first eviction; all records are inserted until then.
+    /// False until the first eviction. All records are inserted until then.
     full_once: bool,
     /// Buffer for a record that moves.
     moved: Vec<u8>,
