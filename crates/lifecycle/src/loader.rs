@@ -256,6 +256,7 @@ impl Loader {
         cache.convert(&self.converter, &job.id, source, attempt)
     }
 
+    /// Reads the version's parameters to the place that its settings and kind require.
     fn place(&self, job: &LoadJob, attempt: &Attempt) -> Result<PlacingOutcome> {
         if job.session.isolate {
             return self.place_isolated(job, attempt);
@@ -409,6 +410,7 @@ impl Loader {
         self.stage(id, LifecycleState::Loading, None);
     }
 
+    /// Reports a new state of the version to the `lifecycle` thread.
     fn stage(&self, id: &VersionId, state: LifecycleState, reason: Option<String>) {
         // Fails only at shutdown, when the message is not needed.
         let _ = self.out.send(Message::Stage { id: id.clone(), state, reason });

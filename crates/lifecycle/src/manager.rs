@@ -263,6 +263,7 @@ impl Manager {
         Touched::Nothing
     }
 
+    /// Runs `act` on the model of `id`, if there is one.
     fn on(&mut self, id: &VersionId, act: impl FnOnce(&mut Model, &mut ManagerContext)) -> Touched {
         if let Some(model) = self.models.get_mut(&id.model) {
             act(model, &mut self.context);
@@ -376,6 +377,7 @@ enum Touched {
 }
 
 impl Touched {
+    /// Adds a model to the models whose next step must be decided again.
     fn and(self, model: Arc<str>) -> Touched {
         match self {
             Touched::Nothing => Touched::One(model),
@@ -397,11 +399,14 @@ impl ManagerContext {
         model.set_state(&*self.observer, version, state, reason);
     }
 
+    /// Passes a version to the unload threads, after the versions that wait for room in their
+    /// queue.
     fn retire(&mut self, retired: Retired) {
         self.backlog.push_back(retired);
         self.flush();
     }
 
+    /// Passes on as many waiting versions as the queue of the unload threads has room for.
     fn flush(&mut self) {
         use crossbeam_channel::TrySendError;
         while let Some(retired) = self.backlog.pop_front() {

@@ -99,6 +99,7 @@ impl Pairing {
         self.partner[usize::from(probe)] == ALONE && self.partner_back[usize::from(record)] == ALONE
     }
 
+    /// Adds a pair, and counts its evidence.
     fn accept(&mut self, pair: CandidatePair, probe: GraphSide<'_>, record: GraphSide<'_>) {
         let (i, j) = (usize::from(pair.probe), usize::from(pair.record));
         self.partner[i] = u16::from(pair.record);
@@ -127,12 +128,15 @@ impl Pairing {
         }
     }
 
+    /// Counts two similar edges between pairs as evidence.
     fn support(&mut self, edge: Edge, candidate: Edge) {
         let (length_error, angle_error) = errors(edge, candidate);
         self.evidence.supports += 1;
         self.evidence.support_error += u32::from(length_error) + u32::from(angle_error);
     }
 
+    /// Proposes the pair of vertex `k` of the probe and vertex `l` of the record, to which two
+    /// similar edges lead.
     fn offer(&mut self, edge: Edge, candidate: Edge, k: u8, l: u8) {
         let (length_error, angle_error) = errors(edge, candidate);
         let error = u32::from(length_error) + u32::from(angle_error);

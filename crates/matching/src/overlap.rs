@@ -19,6 +19,7 @@ pub(crate) struct Outline {
 }
 
 impl Outline {
+    /// Returns the outline of a graph's vertices, with a margin.
     pub(crate) fn around(vertices: &[Vertex]) -> Outline {
         let mut outline = Outline { low: [f32::MAX; 4], high: [f32::MIN; 4] };
         for vertex in vertices {
@@ -86,11 +87,13 @@ impl RigidTransform {
         })
     }
 
+    /// Returns the position in the record that a vertex of the probe has under this alignment.
     fn forth(&self, vertex: Vertex) -> (f32, f32) {
         let (x, y) = (f32::from(vertex.x) - self.probe[0], f32::from(vertex.y) - self.probe[1]);
         (self.cos * x - self.sin * y + self.record[0], self.sin * x + self.cos * y + self.record[1])
     }
 
+    /// Returns the position in the probe that a vertex of the record has under this alignment.
     fn back(&self, vertex: Vertex) -> (f32, f32) {
         let (x, y) = (f32::from(vertex.x) - self.record[0], f32::from(vertex.y) - self.record[1]);
         (self.cos * x + self.sin * y + self.probe[0], self.cos * y - self.sin * x + self.probe[1])

@@ -110,6 +110,7 @@ struct StagedFile<'a> {
 }
 
 impl StagedFile<'_> {
+    /// Writes the bytes `range` of the file. Syncs if many bytes are not synced yet.
     fn write(&mut self, range: Range<u64>, content: &[u8]) -> Result<()> {
         self.local.write_all_at(content, range.start)?;
         self.unsynced.push(range);

@@ -313,6 +313,7 @@ fn window(metrics: &Metrics, model: Arc<str>, seen: &Percentiles) {
     metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
 }
 
+/// Sets the gauges of the slot pool and of the process's memory.
 fn memory(parts: &ObservedParts) {
     let set = |kind, bytes| level(&parts.metrics.pool_bytes, kind, bytes);
     let pool = parts.memory.pool().stats();

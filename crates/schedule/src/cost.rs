@@ -54,6 +54,8 @@ impl Runs {
         self.count += 1;
     }
 
+    /// Returns the median time per item in microseconds of the last runs, or `None` after too few
+    /// runs.
     fn median(&self) -> Option<f64> {
         if self.count < RUNS_TO_KNOW as u64 {
             return None;

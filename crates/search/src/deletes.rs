@@ -129,6 +129,7 @@ impl Deletes {
         u64::from(rows.div_ceil(CHUNK_ROWS)) * PAGE_BYTES as u64
     }
 
+    /// Marks all rows of a damaged chunk as deleted, because it is unknown which are.
     fn lose(&mut self, chunk: usize) {
         let first = chunk as u32 * CHUNK_ROWS;
         let rows = (self.rows - first).min(CHUNK_ROWS);
@@ -139,6 +140,7 @@ impl Deletes {
         self.chunks[chunk] = Some(Arc::new(DeletesChunk { words, unknown: true }));
     }
 
+    /// Counts the deleted rows of all chunks again.
     fn recount(&mut self) {
         let words = self.chunks.iter().flatten().flat_map(|chunk| chunk.words);
         self.count = words.map(u64::count_ones).sum();

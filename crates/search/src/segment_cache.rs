@@ -247,6 +247,7 @@ impl SegmentCache {
         self.shard(key).try_lock_for(LOCK_WAIT_MAX)
     }
 
+    /// Returns the shard of a block, by a hash of its key.
     fn shard(&self, key: SegmentCacheKey) -> &Mutex<CacheShard> {
         let mixed = (key.file ^ key.offset >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         &self.shards[(mixed >> 58) as usize % SHARDS]

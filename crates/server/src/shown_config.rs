@@ -178,6 +178,7 @@ fn of(key: &'static str, value: impl std::fmt::Display) -> Setting {
     Setting { key, value: value.to_string() }
 }
 
+/// Returns a value as text, or `absent` if there is none.
 fn or(value: Option<impl std::fmt::Display>, absent: &str) -> String {
     value.map_or_else(|| absent.to_owned(), |value| value.to_string())
 }

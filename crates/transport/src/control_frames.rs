@@ -194,6 +194,7 @@ impl FrameCounter {
     }
 }
 
+/// Adds the credit for `frames` control frames.
 fn earn(credit: &mut u64, frames: u64) {
     *credit = (*credit + frames).min(CREDIT_MAX);
 }

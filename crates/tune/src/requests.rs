@@ -87,6 +87,7 @@ pub(super) fn mergeable(specs: &[TensorSpec]) -> bool {
     !specs.is_empty() && specs.iter().all(open)
 }
 
+/// Returns the number of requests in which each shape of each input occurs, up to [`MADE_UP`].
 fn turns(named: &[(String, Vec<Vec<usize>>)]) -> usize {
     named.iter().map(|(_, shapes)| shapes.len()).max().unwrap_or(0).min(MADE_UP)
 }

@@ -124,6 +124,8 @@ fn best_step(steps: &[ClientStep], target_ms: f64) -> Option<(ClientStep, bool)>
     Some((*fastest.or(quickest)?, fastest.is_some()))
 }
 
+/// Joins the readings of several passes at one number of clients. Takes medians, and the sum of
+/// failures.
 fn step(clients: usize, readings: &[&SliceReading]) -> ClientStep {
     let middle = |of: fn(&SliceReading) -> f64| median(readings.iter().map(|reading| of(reading)));
     ClientStep {

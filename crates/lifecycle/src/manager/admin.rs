@@ -98,6 +98,7 @@ impl Manager {
         Touched::One(name)
     }
 
+    /// Keeps a request until it is fulfilled. Refuses it if too many wait.
     fn wait(&mut self, waiter: AdminWaiter) {
         if self.waiters.len() < WAITERS_MAX {
             self.waiters.push(waiter);
@@ -212,6 +213,8 @@ impl AdminWaiter {
         }
     }
 
+    /// Decides if the request is fulfilled, has failed, or still waits. `model` is `None` once it
+    /// is unloaded.
     fn verdict(&self, model: Option<&Model>, now: Instant) -> WaiterVerdict {
         if now.duration_since(self.since) > WAIT_MAX {
             return WaiterVerdict::Done(Err(Error::deadline(

@@ -211,6 +211,7 @@ impl Version {
                 .is_none_or(|failure| failure.retry_at.is_some_and(|at| at <= now))
     }
 
+    /// Returns true if a program may still have been writing the version at the last scan.
     pub(crate) fn changing(&self) -> bool {
         matches!(self.disk, Some(Disk { found: VersionContents::Changing(_), .. }))
     }
@@ -278,6 +279,7 @@ impl Version {
         }
     }
 
+    /// Returns true if nothing of the version is left on disk or in memory.
     fn forgettable(&self) -> bool {
         self.disk.is_none()
             && self.serving.is_none()

@@ -179,6 +179,8 @@ impl Collection {
         Ok(Some(rows))
     }
 
+    /// Returns the rows of a segment that match `filter`. Frees cached filters and tries again if
+    /// memory is short. Sets `partial` if rows could not be read.
     fn selected(&self, filter: &Filter, view: &SegmentView, partial: &mut bool) -> Result<RowSet> {
         let selected = match self.filters.select(&view.segment, filter, &self.budget) {
             Ok(selected) => selected,

@@ -260,11 +260,13 @@ impl FieldBuilder {
         }
     }
 
+    /// Records that a row has the value with this number.
     fn post(&mut self, row: u32, value: u32) {
         self.postings.push(ValuePosting { row, value });
         self.bytes += POSTING_BYTES;
     }
 
+    /// Returns the number of a value, which is a new one for a new value.
     fn number_of(&mut self, key: KeyRef<'_>) -> u32 {
         let key = key.into_owned();
         let next = self.values.len() as u32;
@@ -369,6 +371,7 @@ impl RowsOfValues {
         }
     }
 
+    /// Returns the rows with the value number `value`, in ascending order.
     fn rows(&self, value: u32) -> &[u32] {
         let first = self.starts[value as usize] as usize;
         &self.rows[first..first + self.counts[value as usize] as usize]

@@ -292,6 +292,7 @@ impl FieldReader<'_> {
         self.index.bitmap(self.file, place)
     }
 
+    /// Selects the rows with one of `values`.
     fn any(&self, values: &[Value]) -> Result<RowSelection> {
         let matched = self.matched(values)?;
         let mut met = RowSelection::sure(matched.rows);

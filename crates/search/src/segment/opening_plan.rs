@@ -141,6 +141,7 @@ fn bytes_of_rows(contents: &SegmentContents, rows: u64) -> u64 {
     u64::try_from(all).unwrap_or(u64::MAX)
 }
 
+/// Raises a reservation to `bytes`, if it has fewer.
 fn grow(held: &mut BudgetReservation, bytes: u64, what: &str) -> Result<()> {
     if bytes > held.bytes() { held.resize(bytes, what) } else { Ok(()) }
 }

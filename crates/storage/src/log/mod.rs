@@ -151,6 +151,7 @@ impl Log {
         }
     }
 
+    /// Creates a log in a new file.
     fn made(
         medium: &Arc<dyn Medium>,
         name: &str,
