@@ -225,17 +225,20 @@ impl Manager {
                 return Touched::All;
             }
             Message::Stage { id, state, reason } => {
-                return self
-                    .on(&id, |model, context| model.stage(context, id.version, state, reason));
+                return self.with_model(&id, |model, context| {
+                    model.stage(context, id.version, state, reason)
+                });
             }
             Message::LoadEnded { id, outcome } => {
                 self.free_loaders += 1;
-                return self
-                    .on(&id, |model, context| model.load_ended(context, id.version, outcome));
+                return self.with_model(&id, |model, context| {
+                    model.load_ended(context, id.version, outcome)
+                });
             }
             Message::Released { id, drain, unload } => {
-                return self
-                    .on(&id, |model, context| model.released(context, id.version, drain, unload));
+                return self.with_model(&id, |model, context| {
+                    model.released(context, id.version, drain, unload)
+                });
             }
             Message::DrainSlow { id } => {
                 tracing::warn!(model = %id.model, version = id.version, "a retired version is still in use");
@@ -264,7 +267,11 @@ impl Manager {
     }
 
     /// Runs `act` on the model of `id`, if there is one.
-    fn on(&mut self, id: &VersionId, act: impl FnOnce(&mut Model, &mut ManagerContext)) -> Touched {
+    fn with_model(
+        &mut self,
+        id: &VersionId,
+        act: impl FnOnce(&mut Model, &mut ManagerContext),
+    ) -> Touched {
         if let Some(model) = self.models.get_mut(&id.model) {
             act(model, &mut self.context);
         }

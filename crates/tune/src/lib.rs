@@ -1,13 +1,13 @@
 //! `tune`: finds the configuration with the highest throughput of a model on this machine within a
 //! latency target.
 //!
-//! Everything but `measure` is a function of measurements and is tested against made-up ones.
+//! Everything but `measure` is a function of measurements and is tested against simulated ones.
 //!
 //! # Modules
 //! * Search: `space` lists the configurations, and `search` decides which of them to measure.
 //!   `probe` decides how measurements are made and `score` how they are compared.
 //! * Measuring: `measure` makes measurements, and `journal` keeps them. `subject` is the model,
-//!   `requests` come from files or are made up.
+//!   `requests` come from files or are generated.
 //! * Results: `write` and `report` present them, `chart` draws.
 //! * Other servers: `load` is `bench load`, which measures any server.
 

@@ -1,4 +1,4 @@
-//! Requests from files, or made up from the model's signature.
+//! Requests from files, or generated from the model's signature.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ use crate::load::{Shapes, check_names, generate};
 use loadgen::random::RandomSequence;
 use loadgen::wire::{from_json, from_json_lines};
 
-/// Number of different made-up requests, and the maximum of their bytes.
-const MADE_UP: usize = 64;
-const MADE_UP_BYTES: usize = 16 << 20;
-/// Minimum number of made-up requests, however large they are.
-const MADE_UP_MIN: usize = 4;
+/// Maximum number of different generated requests, and of their bytes.
+const GENERATED_MAX: usize = 64;
+const GENERATED_BYTES: usize = 16 << 20;
+/// Minimum number of generated requests, however large they are.
+const GENERATED_MIN: usize = 4;
 /// Maximum number of files, and of their bytes together.
 const FILES_MAX: usize = 1024;
 const FILES_BYTES_MAX: u64 = 256 << 20;
@@ -31,7 +31,7 @@ pub(super) struct RequestSettings<'a> {
     pub(super) files: &'a [PathBuf],
     /// `INPUT=1x3x48x320`, several for one input in turn.
     pub(super) dims: &'a [String],
-    /// Upper bound (excluded) of made-up integers.
+    /// Upper bound (excluded) of generated integers.
     pub(super) index_max: u64,
     /// The model's own settings.
     pub(super) settings: &'a Table,
@@ -58,8 +58,9 @@ pub(super) fn requests(
         specs.iter().filter(|spec| !filled.contains(&spec.name)).collect();
     let mut requests: Vec<Vec<NamedTensor>> = Vec::new();
     let mut bytes = 0;
-    for index in 0..MADE_UP {
-        if index >= MADE_UP_MIN.max(turns(&named)) && bytes >= MADE_UP_BYTES {
+    for index in 0..GENERATED_MAX {
+        if index >= GENERATED_MIN.max(requests_with_all_shapes(&named)) && bytes >= GENERATED_BYTES
+        {
             break;
         }
         let pick = |(name, shapes): &(String, Vec<Vec<usize>>)| {
@@ -87,9 +88,9 @@ pub(super) fn mergeable(specs: &[TensorSpec]) -> bool {
     !specs.is_empty() && specs.iter().all(open)
 }
 
-/// Returns the number of requests in which each shape of each input occurs, up to [`MADE_UP`].
-fn turns(named: &[(String, Vec<Vec<usize>>)]) -> usize {
-    named.iter().map(|(_, shapes)| shapes.len()).max().unwrap_or(0).min(MADE_UP)
+/// Returns the number of requests in which each shape of each input occurs, up to [`GENERATED_MAX`].
+fn requests_with_all_shapes(named: &[(String, Vec<Vec<usize>>)]) -> usize {
+    named.iter().map(|(_, shapes)| shapes.len()).max().unwrap_or(0).min(GENERATED_MAX)
 }
 
 /// Returns the shapes by input. They are those of the caller, else those of the model's warm-up
@@ -224,7 +225,7 @@ mod tests {
         let settings: Table = settings.parse().unwrap();
         let wishes = RequestSettings { files: &[], dims: &dims, index_max: 2, settings: &settings };
         let (requests, _) = requests(&specs, &wishes).unwrap();
-        assert_eq!(requests.len(), MADE_UP);
+        assert_eq!(requests.len(), GENERATED_MAX);
         requests[..2].iter().flatten().map(|input| input.tensor.shape().to_vec()).collect()
     }
 

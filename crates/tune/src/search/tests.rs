@@ -1,4 +1,4 @@
-//! The search against a made-up machine whose best point is known.
+//! The search against a simulated machine whose best point is known.
 
 use std::cell::Cell;
 

@@ -55,7 +55,7 @@ const ACCEPT_GROWTH: f32 = 20.0;
 /// Returns the minimum score that accepts a fingerprint that was searched among `prints` others. It
 /// is a whole number, and at least [`ACCEPT`].
 ///
-/// Of 640 searches for fingers that were not among 100,000 and a million made-up prints, none
+/// Of 640 searches for fingers that were not among 100,000 and a million synthetic prints, none
 /// accepted another finger.
 #[must_use]
 pub fn accept_among(prints: u64) -> f32 {
