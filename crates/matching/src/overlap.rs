@@ -88,13 +88,13 @@ impl RigidTransform {
     }
 
     /// Returns the position in the record that a vertex of the probe has under this alignment.
-    fn to_record(&self, vertex: Vertex) -> (f32, f32) {
+    fn position_in_record(&self, vertex: Vertex) -> (f32, f32) {
         let (x, y) = (f32::from(vertex.x) - self.probe[0], f32::from(vertex.y) - self.probe[1]);
         (self.cos * x - self.sin * y + self.record[0], self.sin * x + self.cos * y + self.record[1])
     }
 
     /// Returns the position in the probe that a vertex of the record has under this alignment.
-    fn to_probe(&self, vertex: Vertex) -> (f32, f32) {
+    fn position_in_probe(&self, vertex: Vertex) -> (f32, f32) {
         let (x, y) = (f32::from(vertex.x) - self.record[0], f32::from(vertex.y) - self.record[1]);
         (self.cos * x + self.sin * y + self.probe[0], self.cos * y - self.sin * x + self.probe[1])
     }
@@ -114,7 +114,7 @@ pub(crate) fn measure_overlap(
     };
     let inside = |(x, y): (f32, f32), outline: &Outline| u32::from(outline.contains(x, y));
     evidence.probe_covered =
-        probe.0.iter().map(|&vertex| inside(placement.to_record(vertex), record.1)).sum();
+        probe.0.iter().map(|&vertex| inside(placement.position_in_record(vertex), record.1)).sum();
     evidence.record_covered =
-        record.0.iter().map(|&vertex| inside(placement.to_probe(vertex), probe.1)).sum();
+        record.0.iter().map(|&vertex| inside(placement.position_in_probe(vertex), probe.1)).sum();
 }

@@ -88,7 +88,8 @@ pub(super) fn mergeable(specs: &[TensorSpec]) -> bool {
     !specs.is_empty() && specs.iter().all(open)
 }
 
-/// Returns the number of requests in which each shape of each input occurs, up to [`GENERATED_MAX`].
+/// Returns the number of requests in which each shape of each input occurs, up to
+/// [`GENERATED_MAX`].
 fn requests_with_all_shapes(named: &[(String, Vec<Vec<usize>>)]) -> usize {
     named.iter().map(|(_, shapes)| shapes.len()).max().unwrap_or(0).min(GENERATED_MAX)
 }
