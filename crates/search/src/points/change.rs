@@ -182,7 +182,6 @@ fn within_list(value: &mut Value, change: impl FnOnce(&mut [Value])) {
     *value = Value::Array(elements);
 }
 
-/// Removes the value at `path`, if it exists.
 fn remove(value: &mut Value, path: &[Step]) {
     let Some((step, rest)) = path.split_first() else { return };
     match (step, rest.is_empty(), value) {
