@@ -96,8 +96,8 @@ pub(crate) struct Scanner {
     poll: Duration,
     kinds: Arc<[ForeignKind]>,
     known: HashMap<PathBuf, Arc<RootModels>>,
-    /// Directories of models in roots that are not served, because the other directory is a model
-    /// of the same name.
+    /// Maps the directory of a model that is not served to that of the served model of the same
+    /// name.
     hidden: BTreeMap<PathBuf, PathBuf>,
     unreadable: BTreeSet<PathBuf>,
     /// Readers by directory of the model, except for the ones that a call has.
@@ -272,8 +272,8 @@ impl Scanner {
         }
     }
 
-    /// Logs each directory once while it is hidden by the same other one. `doubles` are directories
-    /// and those of the models of the same name that serve.
+    /// Logs once for each model in `doubles` that it is not served. Each entry has the directory of
+    /// this model, and that of the served model of the same name.
     fn note_hidden(&mut self, doubles: Vec<(PathBuf, PathBuf)>) {
         let mut hidden = BTreeMap::new();
         for (dir, served) in doubles {

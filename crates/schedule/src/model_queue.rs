@@ -33,8 +33,10 @@ pub(crate) struct Ran {
     /// Items, including the copies that fill the run up to an allowed batch size. `None` if runs of
     /// the model are not filled up.
     pub(crate) rows: Option<usize>,
-    /// Real and padding elements of padded inputs.
-    pub(crate) elements: (u64, u64),
+    /// Elements of padded inputs without their padding.
+    pub(crate) real_elements: u64,
+    /// Elements of the padding.
+    pub(crate) padding_elements: u64,
     /// Processor time of the run, or wall time if other threads take part.
     pub(crate) time: Duration,
     /// Time of further runs for requests whose parts do not fit together.
@@ -279,8 +281,8 @@ impl ModelQueue {
             filled.added_items += added as u64;
             filled.runs[bucket(added)] += 1;
         }
-        counts.real_elements += ran.elements.0;
-        counts.padding_elements += ran.elements.1;
+        counts.real_elements += ran.real_elements;
+        counts.padding_elements += ran.padding_elements;
         counts.reruns += u64::from(ran.rerun);
     }
 

@@ -394,7 +394,8 @@ fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], batch_key: Optio
     let all = batch_key.elements(plan) * rows as f64;
     if plan.pads() {
         let real: f64 = entries.iter().map(|entry| real_elements(entry) * entry.items as f64).sum();
-        ran.elements = (real as u64, (all - real).max(0.0) as u64);
+        ran.real_elements = real as u64;
+        ran.padding_elements = (all - real).max(0.0) as u64;
     }
     let same = entries.iter().all(|entry| entry.batch_key.as_ref() == Some(batch_key));
     let shape = entries.first().filter(|_| same).map(|entry| entry.key);

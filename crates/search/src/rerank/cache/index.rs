@@ -79,7 +79,8 @@ impl RecordIndex {
         there
     }
 
-    /// Frees `gap` and moves entries up that a search would no longer reach.
+    /// Frees the slot `gap`. A search stops at a free slot, so later entries move up into the gap
+    /// where a search would no longer reach them.
     fn close_up(&mut self, mut gap: usize) {
         let mask = self.mask();
         let mut at = gap;
