@@ -64,8 +64,7 @@ impl Ledger {
         self.admit_when(store, || bytes, transition)
     }
 
-    /// Reserves the bytes that `needed` returns under the lock, so that no other load takes them in
-    /// between.
+    /// Reserves the bytes that `needed` returns under the lock, so that no other load takes them.
     fn admit_when(
         self: &Arc<Self>,
         store: &ParameterStore,

@@ -1,7 +1,7 @@
 //! The ready versions, as requests see them.
 //!
 //! One atomic load finds the model and a second one its versions, without locks or waits. Each
-//! model has its own immutable set, so publishing a version is one store and never touches another
+//! model has its own immutable set, so publishing a version is one store and touches no other
 //! model.
 
 use std::collections::{BTreeMap, HashMap};

@@ -34,8 +34,8 @@ impl Default for VersionPolicy {
 /// Order of load and unload during a change of versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transition {
-    /// Load the new version, then unload the old one. The model always answers. The pool needs room
-    /// for both.
+    /// Load the new version, then unload the old one. The model always answers. Needs room for
+    /// both.
     #[default]
     AvailabilityPreserving,
     /// Unload the old version, then load the new one. The pool needs room for one only, and the
@@ -82,8 +82,7 @@ impl Default for WarmupConfig {
     }
 }
 
-/// Configuration of one model. `millpond.toml` in its base path overrides everything but name and
-/// path.
+/// Configuration of one model. `millpond.toml` in its base path overrides all but name and path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Name that requests use.
@@ -123,8 +122,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Configures a model with default settings: the latest version, availability first, warm-up
-    /// on.
+    /// Configures a model with defaults: the latest version, availability first, warm-up on.
     pub fn new(name: impl Into<Arc<str>>, base_path: impl Into<PathBuf>) -> ModelConfig {
         ModelConfig {
             name: name.into(),

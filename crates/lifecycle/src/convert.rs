@@ -1,5 +1,4 @@
-//! Conversion of foreign versions by a child process, so that their weights never pass through this
-//! process.
+//! Conversion of foreign versions by a child process, to keep their weights out of this process.
 //!
 //! Results lie in a directory of this run, with a file under an exclusive lock. The next run
 //! removes directories whose lock is free.

@@ -61,8 +61,7 @@ pub(crate) fn check(
         let answered = run(servable, source, call).map_err(|error| match error.kind() {
             // The stop may have ended the worker process of the run.
             _ if stop.load(Ordering::Relaxed) => Error::cancelled("the load was stopped"),
-            // The engine aborted in its worker process, or memory is short, so another try may
-            // help.
+            // The engine aborted in its worker, or memory is short, so another try may help.
             ErrorKind::Unavailable | ErrorKind::ResourceExhausted => named(error),
             _ => wrong(&error),
         })?;

@@ -37,8 +37,7 @@ pub(crate) struct KeptState<T> {
     of_directories: BTreeMap<PathBuf, T>,
     /// Keys that have replaced the state of their directory. At most one for each model.
     replaced: BTreeSet<PathBuf>,
-    /// Changes that the file does not have, since it could not be written. At most one for each
-    /// model.
+    /// Changes that the file does not have, since it could not be written. At most one per model.
     unwritten: BTreeMap<PathBuf, Option<T>>,
     /// Time of the next try to write them.
     retry_at: Instant,
@@ -139,8 +138,7 @@ impl<T: Clone + DeserializeOwned + Serialize + PartialEq> KeptState<T> {
                 self.known = content.known;
                 self.unread = content.unread;
             }
-            // The new file then has the state of all models of this server, and not only of one
-            // model.
+            // The new file then has the state of all models of this server, and not of one.
             Err(error) => {
                 tracing::error!(file = %file.display(), %error, "the state of rollouts cannot be read again");
             }

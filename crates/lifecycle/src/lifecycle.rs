@@ -54,7 +54,7 @@ impl Lifecycle {
     /// Starts the threads and the first scan of the directories. Returns at once.
     ///
     /// # Errors
-    /// `InvalidArgument` for a configuration that cannot work, `Internal` if a thread cannot be
+    /// `InvalidArgument` for a configuration that cannot work, `Internal` if no thread can be
     /// started.
     pub fn start(
         config: LifecycleConfig,

@@ -115,8 +115,7 @@ pub(crate) struct Manager {
     reconfigurations: Vec<Reconfiguration>,
     prefault: Prefault,
     settled: Arc<Settled>,
-    /// Scan with which the first load begins, or `None` until the directories have their first
-    /// content.
+    /// Scan with which the first load begins, or `None` until the directories have content.
     first_scan: Option<u64>,
     /// Start of the first load.
     started: Instant,
@@ -406,8 +405,7 @@ impl ManagerContext {
         model.set_state(&*self.observer, version, state, reason);
     }
 
-    /// Passes a version to the unload threads, after the versions that wait for room in their
-    /// queue.
+    /// Passes a version to the unload threads, after versions that wait for room in their queue.
     fn retire(&mut self, retired: Retired) {
         self.backlog.push_back(retired);
         self.flush();

@@ -137,8 +137,7 @@ impl ModelFile {
         Ok(file)
     }
 
-    /// Checks values that the parser cannot check. The error is one line about the first wrong
-    /// value.
+    /// Checks values that the parser cannot check. The error is a line about the first wrong one.
     fn check(&self) -> Result<(), String> {
         if self.policy == Some(PolicyText::Latest(0)) {
             return Err("policy: latest takes at least 1".into());

@@ -13,8 +13,8 @@ use crate::{Transition, VersionPolicy};
 pub(crate) struct VersionView {
     pub(crate) version: u64,
     pub(crate) on_disk: bool,
-    /// True if the version cannot be loaded now: incomplete, failed, or waiting for its next try or
-    /// its turn.
+    /// True if the version cannot be loaded now: incomplete, failed, or waiting for a try or its
+    /// turn.
     pub(crate) held: bool,
     /// True if it is held only because its turn in the fleet has not come.
     pub(crate) waits: bool,

@@ -103,8 +103,7 @@ pub(crate) struct Scanner {
     /// Readers by directory of the model, except for the ones that a call has.
     readers: HashMap<PathBuf, ModelReader>,
     calls: DirectoryCalls<ScanCall>,
-    /// Contents from calls that have ended after their scan. A scan uses them if it gets no newer
-    /// ones.
+    /// Contents from calls that have ended after their scan. A scan without newer ones uses them.
     late: HashMap<ModelKey, Result<Contents>>,
     scan_times: BTreeMap<PathBuf, SystemTime>,
 }

@@ -12,14 +12,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use base::units::format_bytes;
 use base::{Error, Result};
 
-/// Maximum attempts of a reservation to reclaim idle memory. Other threads may take the reclaimed
-/// memory first.
+/// Maximum attempts of a reservation to reclaim idle memory. Other threads may take the memory
+/// first.
 const TAKES_MAX: usize = 4;
 /// New points, and bitmaps of live rows, leave this part of the memory free for searches, deletions
 /// and merges.
 const WORKING_SHARE: u64 = 64;
-/// Maximum bytes of this part. They hold the filters of several requests in segments of the largest
-/// size.
+/// Maximum bytes of this part. Holds the filters of several requests in the largest segments.
 const WORKING_BYTES_MAX: u64 = 16 << 20;
 
 /// Memory limit shared by collections.
@@ -80,8 +79,7 @@ impl MemoryBudget {
         let _ = self.idle.set(idle);
     }
 
-    /// Sets the holder of results that are released before a reservation is refused. The first one
-    /// stays.
+    /// Sets the holder of results to release before a reservation is refused. The first one stays.
     pub(crate) fn set_results(&self, results: Weak<dyn FreeOnDemand>) {
         let _ = self.results.set(results);
     }
@@ -124,8 +122,7 @@ impl MemoryBudget {
         let kept = self.working_bytes();
         let wanted = bytes.saturating_add(kept);
         let free = self.free();
-        // Results are only counted if they are needed, because that locks the filters of each
-        // collection.
+        // Results are only counted if needed, because that locks the filters of each collection.
         if wanted <= free || wanted <= free.saturating_add(self.result_bytes()) {
             return None;
         }
@@ -160,8 +157,7 @@ impl MemoryBudget {
         Some(BudgetReservation { budget: self.clone(), bytes })
     }
 
-    /// Reserves `bytes` if they are free. Does not count a refusal, since the caller can continue
-    /// without them.
+    /// Reserves `bytes` if they are free. Does not count a refusal, since callers can continue.
     pub(crate) fn reserve_if_free(
         self: &Arc<MemoryBudget>,
         bytes: u64,
@@ -379,8 +375,7 @@ impl BudgetReservation {
         Ok(BudgetReservation { budget: self.budget.clone(), bytes })
     }
 
-    /// Merges back a reservation that was [split](Self::split) off. Its bytes are never free in
-    /// between.
+    /// Merges back a reservation that was [split](Self::split) off. Its bytes stay reserved.
     pub(crate) fn join(&mut self, mut other: BudgetReservation) {
         if Arc::ptr_eq(&self.budget, &other.budget) {
             self.bytes += std::mem::take(&mut other.bytes);

@@ -109,8 +109,7 @@ impl Deletes {
         })
     }
 
-    /// Returns one bit per row, 1 if it is deleted, first row lowest: `rows / 64` words, rounded
-    /// up.
+    /// Returns a bit per row, 1 if it is deleted, first row lowest: `rows / 64` words, rounded up.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let words = self.chunks.iter().flat_map(|chunk| {
             let words = chunk.as_deref().map(|chunk| &chunk.words);
@@ -263,8 +262,7 @@ impl DeletesFile {
         (1..pages).try_for_each(|number| page(bytes, number, seed).map(drop))
     }
 
-    /// Reads the chunks of the bitmap. Returns the numbers of damaged pages, whose rows are
-    /// unknown.
+    /// Reads the chunks of the bitmap. Returns damaged pages, whose rows are unknown.
     fn read_chunks(&mut self, bytes: &[u8]) -> Vec<u32> {
         let mut damaged = Vec::new();
         let seed = self.page_seed();

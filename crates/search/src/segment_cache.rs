@@ -262,8 +262,7 @@ impl SegmentCache {
         }
     }
 
-    /// Returns a cached block. Also returns `None` if another thread holds the lock of its shard
-    /// for long.
+    /// Returns a cached block. Also `None` if another thread holds its shard's lock for long.
     pub(crate) fn get(
         &self,
         section: CachedSection,
@@ -344,8 +343,7 @@ impl SegmentCache {
         None
     }
 
-    /// Inserts a block of `bytes`. Returns the one that another thread inserted meanwhile, if there
-    /// is one.
+    /// Inserts a block of `bytes`. Returns the one that another thread inserted meanwhile, if any.
     fn insert(
         &self,
         key: SegmentCacheKey,

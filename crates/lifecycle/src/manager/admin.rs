@@ -1,5 +1,4 @@
-//! Requests of administrators. A load waits for a new scan of the directories, and then for its
-//! versions.
+//! Requests of administrators. A load waits for a new scan of directories, then for its versions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -107,8 +106,7 @@ impl Manager {
         }
     }
 
-    /// Refuses a request. A rollout that it began ends, except if another request loads the same
-    /// version.
+    /// Refuses a request. A rollout that it began ends, unless another request loads the version.
     fn refuse(&mut self, waiter: AdminWaiter, error: Error) {
         if let Some((name, version)) = waiter.unchosen()
             && !self.waiters.iter().any(|other| other.unchosen() == Some((name, version)))
@@ -202,8 +200,7 @@ impl Manager {
 }
 
 impl AdminWaiter {
-    /// Returns the model and the version that the request loads by its number, until the load is
-    /// accepted.
+    /// Returns the model and version that the request loads by number, until the load is accepted.
     fn unchosen(&self) -> Option<(&Arc<str>, u64)> {
         match &self.goal {
             WaiterGoal::Scan { spec, .. } | WaiterGoal::Choose { spec } => {
@@ -365,8 +362,7 @@ impl Model {
                     "version {number}: {reason}"
                 ))));
             }
-            // Chosen and on its way. A version that a newer one has replaced meanwhile counts as
-            // done.
+            // Chosen and on its way. A version that a newer one has replaced counts as done.
             if aspired.contains(number)
                 || !self.versions.values().any(|version| version.serving.is_some())
             {

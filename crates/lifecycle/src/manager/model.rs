@@ -356,7 +356,7 @@ impl Model {
         self.versions.values().all(idle)
     }
 
-    /// Moves `version` to `state` and reports a change of state or reason to the observer and the
+    /// Moves `version` to `state`, and reports changes of state or reason to the observer and the
     /// log.
     pub(crate) fn set_state(
         &mut self,

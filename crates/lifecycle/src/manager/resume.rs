@@ -77,8 +77,7 @@ impl Model {
     /// Continues a rollout that was running at the last stop. Called once for each model.
     pub(super) fn resume(&mut self, context: &mut ManagerContext) {
         let key = self.state_key();
-        // Called before a step of any model, because a step may write the files in the form of this
-        // program.
+        // Called before a step of any model, because a step may write files in this program's form.
         context.withdrawals.adopt(&key);
         context.rollouts.adopt(&key);
         self.rollout.resumes = context.rollouts.get(&key).cloned();

@@ -81,8 +81,7 @@ impl ModelRollout {
         self.traffic = None;
     }
 
-    /// Adds a note about the running rollout to the status of its candidate, if that status has no
-    /// note.
+    /// Adds a note about the running rollout to the status of its candidate, if that has none.
     pub(crate) fn annotate(&self, mut status: VersionStatus) -> VersionStatus {
         let needs_note = self.roles.candidate == Some(status.version) && status.note.is_none();
         let Some(traffic) = self.traffic.as_ref().filter(|_| needs_note) else { return status };

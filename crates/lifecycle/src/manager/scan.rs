@@ -115,8 +115,7 @@ impl Model {
         }
     }
 
-    /// Forgets failed loads of versions that the policy does not select, so that they are not
-    /// tried again.
+    /// Forgets failed loads of versions that the policy does not select, so they are not retried.
     fn end_unselected_tries(&mut self, context: &ManagerContext) {
         let is_tried = |number: u64, version: &Version| {
             let retries = version.failure.as_ref().is_some_and(|it| it.retry_at.is_some());

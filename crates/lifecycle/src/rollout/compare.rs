@@ -74,8 +74,7 @@ fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
     }
 }
 
-/// Returns the first [`ELEMENTS_MAX`] elements as numbers, or `None` for types that are not real
-/// numbers.
+/// Returns the first [`ELEMENTS_MAX`] elements as numbers, or `None` if they are not real numbers.
 pub(crate) fn numbers(tensor: &Tensor) -> Option<Vec<f64>> {
     let bits = tensor.dtype().bits().filter(|bits| bits % 8 == 0)?;
     let Data::Bytes(bytes) = tensor.data() else { return None };

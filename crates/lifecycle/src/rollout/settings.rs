@@ -343,7 +343,7 @@ impl RolloutFile {
         }
     }
 
-    /// Returns the settings of the rollouts of new versions, or `None` if they get all requests at
+    /// Returns the settings of rollouts of new versions, or `None` if they get all requests at
     /// once.
     pub(crate) fn automatic(&self) -> Option<RolloutSettings> {
         let split = split(self.traffic, self.shadow).ok()??;

@@ -44,8 +44,7 @@ impl SplitCounter {
         SplitCounter { salt: hasher.finalize().into(), next: AtomicU64::new(0) }
     }
 
-    /// Returns the position of a request. It is derived from its key, or is the next of an even
-    /// sequence.
+    /// Returns the position of a request. Derived from its key, or the next of an even sequence.
     pub(crate) fn position(&self, key: Option<&RequestKey>) -> u64 {
         match key {
             Some(RequestKey(key)) => {

@@ -107,8 +107,7 @@ fn shape(
     dims.iter().enumerate().map(size).collect()
 }
 
-/// Fills a tensor with zeros, empty strings, or small pseudo-random floats that are the same each
-/// time.
+/// Fills a tensor with zeros, empty strings, or small pseudo-random floats, the same each time.
 fn fill(spec: &TensorSpec, shape: Shape) -> Result<Tensor> {
     let count = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
     let bytes = |count| {

@@ -99,8 +99,7 @@ impl Collection {
     }
 
     /// Moves the codes of the segment with the most movable codes to the medium, which frees that
-    /// memory. Returns false if there is no such segment, or if memory has no room to open it
-    /// again.
+    /// memory. Returns false if there is no such segment, or no memory to open it again.
     ///
     /// # Errors
     /// The error of the medium.

@@ -37,8 +37,7 @@ struct DeferredRow {
 }
 
 impl DeferredRows {
-    /// Adds rows of the segment with the index `segment` in the search. Their scores are upper
-    /// bounds.
+    /// Adds rows of the segment with index `segment` in the search. Their scores are upper bounds.
     pub(super) fn add(&mut self, segment: usize, bounds: &[CoarseHit]) {
         let deferred = |hit: &CoarseHit| DeferredRow { bound: hit.score, segment, row: hit.row };
         self.rows.extend(bounds.iter().map(deferred));

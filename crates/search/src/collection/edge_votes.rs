@@ -175,8 +175,7 @@ impl HelpWork for EdgeVotes {
 }
 
 impl SearchThread {
-    /// Returns the best points of the indexes of `segments`. Idle threads take blocks of large
-    /// indexes.
+    /// Returns the best points of indexes of `segments`. Idle threads take blocks of large ones.
     ///
     /// # Errors
     /// `Internal` if a helper panicked.

@@ -165,8 +165,7 @@ impl<S: Scorer> HelpWork for PartedRerank<S> {
 }
 
 impl SearchThread {
-    /// Returns the best `k` of the candidates in segments. Idle threads take parts of many
-    /// candidates.
+    /// Returns the best `k` of the candidates in segments. Idle threads help.
     ///
     /// # Errors
     /// The error of a reader whose queue fails. `Internal` if a helper panicked.
@@ -200,8 +199,7 @@ impl SearchThread {
         work.finish(&mut self.searcher)
     }
 
-    /// Scores points of memtables, and adds their hits to `found`. Idle threads take parts of many
-    /// points.
+    /// Scores points of memtables, and adds their hits to `found`. Idle threads help.
     ///
     /// # Errors
     /// `Internal` if a helper panicked.

@@ -41,8 +41,7 @@ pub enum FacetValue {
 }
 
 impl FacetValue {
-    /// Converts a value. Returns `None` for values that are not counted, which are fractions and
-    /// objects.
+    /// Converts a value. Returns `None` for fractions and objects, which are not counted.
     fn of(value: &Value) -> Option<FacetValue> {
         match value {
             Value::Bool(value) => Some(FacetValue::Bool(*value)),

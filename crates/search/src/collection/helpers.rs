@@ -194,8 +194,7 @@ pub(super) struct SegmentsSearch {
     rows_from: Vec<u64>,
     /// Lists that threads of this search scan, at most one scan a thread.
     lists: Mutex<Vec<Arc<ListScan>>>,
-    /// True if the floor does not affect which rows are found, so that each segment can use the
-    /// newest floor.
+    /// True if the floor does not affect which rows are found. Segments can then use the newest.
     floor_is_exact: bool,
     parts: SharedParts,
     found: Mutex<SharedHits>,

@@ -341,8 +341,7 @@ impl Collection {
         }
     }
 
-    /// Protects a file that no list names yet from being removed as a leftover, until the guard is
-    /// dropped.
+    /// Keeps a file that no list names yet from removal as a leftover, until the guard is dropped.
     pub(super) fn pending_file(&self, file: CollectionFile) -> PendingFile<'_> {
         let name = file.name();
         self.files.pending.lock().insert(name.clone());

@@ -49,8 +49,7 @@ pub struct IdList {
     /// True if points may be missing because data is damaged or a segment is not open yet.
     pub partial: bool,
     /// Reason why points may be missing although they may still exist: `Unavailable` while segments
-    /// are being opened, else `DataLoss`. A caller that changes the listed points has not changed
-    /// all of them.
+    /// are being opened, else `DataLoss`. A caller that changes the listed points misses some.
     pub unseen: Option<Error>,
 }
 
@@ -68,8 +67,8 @@ impl Collection {
     /// to [`IDS_MAX`].
     ///
     /// # Errors
-    /// `InvalidArgument` for an invalid filter or a `max` that is too large. Otherwise the error of
-    /// the medium.
+    /// `InvalidArgument` for an invalid filter or too large a `max`. Otherwise the error of the
+    /// medium.
     pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Filter>) -> Result<IdList> {
         if max > IDS_MAX {
             return Err(Error::invalid(format!(
@@ -162,8 +161,7 @@ impl Collection {
     ) -> Result<Option<RowSet>> {
         let Some(filter) = filter else { return Ok(None) };
         filter.check()?;
-        // A condition that excludes a few ids is seldom used again, but the other conditions may
-        // be.
+        // A condition that excludes a few ids is seldom used again, but the others may be.
         let (rest, excluded) = filter.without_ids();
         let mut rows = if rest.is_empty() {
             RowSet::all(view.segment.rows())

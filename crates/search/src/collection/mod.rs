@@ -118,8 +118,7 @@ pub(crate) use walk::{WalkPosition, WalkStep, WalkedPoint};
 pub use write::Applied;
 
 impl Collection {
-    /// Stops background work permanently. Queries still work. Call this before the files are
-    /// removed.
+    /// Stops background work for good. Queries still work. Call this before files are removed.
     pub fn close(&self) {
         self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.record_progress_now();
@@ -273,8 +272,7 @@ impl Collection {
         self.flush_down_to(1)
     }
 
-    /// Runs the most useful merge, at a limited rate, on the calling thread. Returns false if no
-    /// merge is due.
+    /// Runs the most useful merge on this thread, at a limited rate. Returns false if none is due.
     ///
     /// # Errors
     /// The error of the medium. No point is lost.
@@ -283,8 +281,7 @@ impl Collection {
     }
 
     /// Abandons a segment that cannot be opened or has lost pages, or a damaged log. Removes its
-    /// file. All its points or changes are lost for good, and results are no longer partial because
-    /// of it.
+    /// file. Its points or changes are lost for good, and results are no longer partial for it.
     ///
     /// # Errors
     /// `NotFound` if there is no such file, `FailedPrecondition` for a segment that is whole or

@@ -26,8 +26,8 @@ impl OptimizerWork {
 }
 
 impl Collection {
-    /// Returns the flushes and merges that run or wait. Does not count work that waits until no
-    /// points arrive.
+    /// Returns the running and waiting flushes and merges. Work that waits until no points arrive
+    /// does not count.
     pub fn optimizer_work(&self) -> OptimizerWork {
         let state = self.state();
         // The last memtable takes writes.

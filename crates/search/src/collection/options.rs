@@ -22,8 +22,7 @@ const MEMTABLES_IN_BUDGET: u64 = 5;
 /// Default of [`CollectionOptions::shared_values_min`]. A thread scans 50 million values in less
 /// than 100 us, and to share them takes 25 us (`millpond bench vectors`, 2 cores; ADR 0032).
 pub(crate) const SHARED_VALUES_MIN: u64 = 64 << 20;
-/// Default of [`CollectionOptions::flush_wait`]: several times the duration of a flush on an idle
-/// machine.
+/// Default of [`CollectionOptions::flush_wait`]: the time of several flushes on an idle machine.
 const FLUSH_WAIT: Duration = Duration::from_secs(10);
 /// Buffers of a flush, however small the memtable is.
 const FLUSH_BYTES: u64 = 5 << 20;

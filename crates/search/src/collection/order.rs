@@ -16,8 +16,7 @@ use super::state::SegmentView;
 use crate::filter::{Filter, each_value};
 use crate::payload_index::{OrderKey, OrderPosition, OrderRange, OrderedRowVisitor, OrderedVisit};
 
-/// Lists of first points that a pass keeps during a pause: of all segments, and of the index of
-/// the current one.
+/// First points that a pass keeps in a pause: of all segments, and of the current index.
 const LISTS_KEPT: usize = 2;
 
 /// Number or date of a point. Numbers come before dates.
@@ -146,8 +145,7 @@ impl FirstPoints {
     }
 }
 
-/// First points of the current segment's index. They are apart, because a damaged index does not
-/// count.
+/// First points of the current segment's index. Apart, because a damaged index does not count.
 struct IndexedPoints {
     position: OrderPosition,
     first: FirstPoints,
@@ -271,8 +269,7 @@ impl Collection {
     /// Returns the first `limit` points, at most [`IDS_MAX`], that match `filter`. They are in the
     /// order of the numbers and dates of a payload field. Points of equal values are in the order
     /// of their ids, and a fraction such as 1.0 is before the whole number 1. Points without such a
-    /// value are left out. Values come from the payload index, or from payloads for a field without
-    /// one.
+    /// value are left out. Values come from the payload index, or from payloads without one.
     ///
     /// # Errors
     /// As [`Collection::ids_from`]. `InvalidArgument` for an empty key. `DeadlineExceeded` if

@@ -54,8 +54,7 @@ pub enum FileRole {
 
 impl Collection {
     /// Freezes the memtable if it is large, and waits a limited time until the flush threads have
-    /// flushed it. A backup then copies a segment, and the next backup does not copy the segment
-    /// again.
+    /// flushed it. A backup then copies a segment, and the next one does not copy it again.
     ///
     /// # Errors
     /// The error of the medium.
@@ -173,8 +172,7 @@ impl PinnedFiles<'_> {
         &self.files
     }
 
-    /// Opens a file of [`PinnedFiles::files`]. Deletes are checked here, and segments while they
-    /// are read.
+    /// Opens a file of [`PinnedFiles::files`]. Deletes are checked here, segments while read.
     ///
     /// # Errors
     /// The error of the medium, for example because the collection was removed. `DataLoss` if the

@@ -38,8 +38,8 @@ impl<'a> PinnedReader<'a> {
     /// Creates the reader of the segment `number` in `file`, which has the name `name`.
     ///
     /// # Errors
-    /// `DataLoss` if the superblock or the table of checksums is damaged. Otherwise the error of
-    /// the medium.
+    /// `DataLoss` if the superblock or the checksums are damaged. Otherwise the error of the
+    /// medium.
     pub(super) fn of_segment(
         collection: &'a Collection,
         file: Arc<dyn Sealed>,

@@ -110,8 +110,7 @@ impl LogProgress {
 
 impl Collection {
     /// Records how far the logs are durable, at most once a second. The record later shows that a
-    /// log was truncated ([`storage::watermark`]). It costs a sync, so idle threads should call
-    /// this.
+    /// log was truncated ([`storage::watermark`]). It costs a sync, so idle threads call it.
     pub(crate) fn record_progress(&self) {
         if let Some(mut progress) = self.progress.try_lock() {
             let recent = |at: Instant| at.elapsed() < RECORD_INTERVAL;
@@ -200,8 +199,7 @@ impl Collection {
         }
     }
 
-    /// Creates the log of the active memtable if there is none because the disk was full at the
-    /// start.
+    /// Creates the active memtable's log if there is none because the disk was full at the start.
     pub(super) fn ensure_log(&self, writer: &mut CollectionLogs) -> Result<()> {
         if writer.logs.is_empty() {
             let number = self.live.lock().active().log;

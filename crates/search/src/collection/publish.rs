@@ -17,8 +17,7 @@ use crate::deletes::{Deletes, DeletesFile};
 const KEPT_LOGS_MAX: usize = 16;
 
 impl Collection {
-    /// Publishes the current state. May be called at any time. Afterwards a start finds this state
-    /// or a later one.
+    /// Publishes the current state. May be called at any time. A start finds it or a later one.
     ///
     /// A published file of deletes contains changes from logs, and such a change may belong to the
     /// replacement of a point. Every log is therefore made durable first. Otherwise a crash could

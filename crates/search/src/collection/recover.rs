@@ -111,8 +111,7 @@ impl Collection {
         collection.restore_damaged(&content);
         collection.replay_logs(&logs)?;
         collection.record_progress();
-        // A power loss during a write of the manifest leaves one slot torn; the other slot still
-        // has the list.
+        // A power loss during a write of the manifest tears one slot. The other one has the list.
         if is_new || logs.numbers.is_empty() || !problems.is_empty() {
             collection.publish_first(is_new)?;
         }
@@ -240,7 +239,7 @@ impl Collection {
                 segment.settings()
             )));
         }
-        // The files of a segment change only while it is open, or for pending deletes, so this is
+        // A segment's files change only while it is open, or for pending deletes, so this is
         // current.
         let file = self.publisher.lock().files.get(&slot.number).and_then(|files| files.deletes);
         let deletes = Arc::new(match file {
@@ -296,8 +295,7 @@ fn is_temporary(error: &Error) -> bool {
 /// Returns the number of the next file. No new file may get the number of a lost log.
 ///
 /// # Errors
-/// `DataLoss` if a name has no room for that number, because the next start would not find the
-/// file.
+/// `DataLoss` if a name has no room for that number. The next start would not find the file.
 fn next_file_number(
     content: &ManifestContent,
     found: &[CollectionFile],

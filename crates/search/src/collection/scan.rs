@@ -132,8 +132,7 @@ pub(super) fn progress() -> Option<Arc<SliceProgress>> {
     PROGRESS.with_borrow(Clone::clone)
 }
 
-/// Returns the progress of the work on this thread if all of its reads use one state of each
-/// collection.
+/// Returns the progress of this thread's work if its reads use one state of each collection.
 pub(super) fn progress_of_one_state() -> Option<Arc<SliceProgress>> {
     if LIMIT.get().has_one_state { progress() } else { None }
 }
@@ -157,8 +156,7 @@ pub(crate) fn keep_long_filters<T>(work: impl FnOnce() -> T) -> T {
 /// Begins a change of points, which then has no deadline.
 ///
 /// # Errors
-/// `DeadlineExceeded` if the deadline of this thread's work has passed. The caller changes nothing
-/// then.
+/// `DeadlineExceeded` after the deadline of this thread's work. The caller then changes nothing.
 pub(crate) fn begin_change() -> Result<()> {
     if LIMIT.get().deadline.is_some_and(|deadline| Instant::now() >= deadline) {
         return Err(Error::deadline(

@@ -19,14 +19,12 @@ const UNKNOWN: f32 = f32::MAX;
 
 impl Collection {
     /// Returns the best `k` points of `ids` by `scorer`, as [`Collection::search`] does with these
-    /// candidates. Ids of no point are left out, and repeated ids count once. The coarse score of
-    /// each hit is 0.
+    /// candidates. Ids of no point are left out, and repeated ids count once. Coarse scores are 0.
     ///
     /// # Errors
     /// `InvalidArgument` for more than [`CANDIDATES_MAX`] ids. Also the error of the medium. The
     /// result is partial if a record is damaged, changes are lost with a log, or the deadline
-    /// passed. It is also partial if damage hides the state of a point, or a segment is not open
-    /// yet.
+    /// passed. It is also partial if damage hides a point's state, or a segment is not open yet.
     pub fn score_points<S: Scorer + Clone + 'static>(
         &self,
         thread: &mut SearchThread,

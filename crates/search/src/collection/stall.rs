@@ -11,8 +11,7 @@ use parking_lot::Mutex;
 
 /// Wait of a writer after which flushes are escalated.
 const ESCALATE_AFTER: Duration = Duration::from_millis(250);
-/// Time for which flushes stay escalated after a writer waited, because the next memtable will be
-/// full soon.
+/// Flushes stay escalated this long after a writer waited. The next memtable will be full soon.
 const ESCALATED_FOR: Duration = Duration::from_secs(10);
 
 /// Speed of a flush or merge.

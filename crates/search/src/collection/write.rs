@@ -259,8 +259,7 @@ impl Collection {
         op.encode(&mut frame);
         let deadline = Instant::now() + self.options.room_wait;
         let mut notified = false;
-        // One wait for any number of events, because events of other collections must not restart
-        // it.
+        // One wait for any number of events. Events of other collections must not restart it.
         let mut stalled = None;
         loop {
             let mut seen = self.events.count();
@@ -389,8 +388,7 @@ impl Collection {
             }
             if !can_freeze {
                 let full = log.failure().filter(|error| error.kind() == ErrorKind::StorageFull);
-                // A flush makes room for another log once the disk has room; callers should not
-                // wait for that.
+                // A flush makes room for another log once the disk has room. Callers do not wait.
                 return match full {
                     Some(error) => Err(error),
                     None => Ok(Err(refusal)),
@@ -402,8 +400,7 @@ impl Collection {
     }
 
     /// Returns the maximum length of a log. A log is read whole at the start, in memory reserved
-    /// for flushes. The limit also ends a log of deletes only. The points of one memtable fit one
-    /// log.
+    /// for flushes. The limit also ends a log of deletes only. One memtable fits one log.
     fn log_bytes_max(&self) -> u64 {
         (self.memtable_bytes / 4 * 5).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
     }

@@ -149,8 +149,7 @@ impl JobRun<'_> {
         Ok(false)
     }
 
-    /// Returns the next step of the walk, or `None` if the job was stopped while segments were
-    /// opened.
+    /// Returns the walk's next step, or `None` if the job was stopped while segments were opened.
     fn step(&mut self, max: usize) -> Result<Option<WalkStep>> {
         let deadline = Instant::now() + OPENING_WAIT_MAX;
         loop {

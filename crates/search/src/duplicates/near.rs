@@ -58,8 +58,7 @@ impl<'a> NeighbourSearch<'a> {
     /// collection with this embedding is among them.
     ///
     /// # Errors
-    /// `InvalidArgument` for an embedding that does not fit the collection. Also the error of the
-    /// medium.
+    /// `InvalidArgument` for an embedding that does not fit. Also the error of the medium.
     pub fn near(
         &mut self,
         embedding: &[f32],

@@ -34,8 +34,7 @@ pub struct DuplicateProgress {
     pub done: u64,
     /// Live points when the job began or was continued.
     pub total: u64,
-    /// Pairs with a similarity above the threshold. A pair that the keypoints refuse may count
-    /// twice.
+    /// Pairs with a similarity above the threshold. A pair that keypoints refuse may count twice.
     pub candidates: u64,
     /// Candidates that the keypoints refused.
     pub refused: u64,

@@ -37,8 +37,8 @@ impl IdSlice {
 }
 
 /// Returns SipHash-2-4 with the key 0 (Aumasson and Bernstein, "SipHash: a fast short-input PRF",
-/// INDOCRYPT 2012) of an id. It hashes the eight bytes of a number, little-endian, or the 16 bytes
-/// of a UUID.
+/// INDOCRYPT 2012) of an id. Hashes the eight bytes of a number, little-endian, or the 16 of a
+/// UUID.
 fn hash(id: &PointId) -> u64 {
     #[expect(deprecated, reason = "the hash is part of the interface; new hashers may change")]
     let mut hasher = std::hash::SipHasher::new();

@@ -13,8 +13,7 @@ use super::condition::{Range, WholeRange, same};
 /// Whole number from which on several whole numbers have the same 64-bit float.
 const FLOATS_MEET: u128 = 1 << 53;
 
-/// Limit of a number. Two whole numbers are compared exactly, a whole number and a fraction as
-/// 64-bit floats.
+/// Limit of a number. Two whole numbers are compared exactly, others as 64-bit floats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RangeLimit {
     /// Fraction, or a number beyond 64 bits.
@@ -30,8 +29,7 @@ pub struct MatchValues {
     table: OnceLock<ValueTable>,
 }
 
-/// Values by type. Two whole numbers are compared exactly, a whole number and a fraction as 64-bit
-/// floats.
+/// Values by type. Two whole numbers are compared exactly, others as 64-bit floats.
 #[derive(Clone, Debug, Default)]
 struct ValueTable {
     texts: HashSet<String>,

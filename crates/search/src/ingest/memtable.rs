@@ -99,8 +99,7 @@ pub(crate) struct Memtable {
     rows: u32,
     bytes: u64,
     deleted: Deletes,
-    /// Rows of each id, which all states of the memtable share. It may have newer rows than this
-    /// state.
+    /// Rows of each id, which all states of the memtable share. It may have newer rows.
     ids: Arc<Mutex<IdTable>>,
 }
 

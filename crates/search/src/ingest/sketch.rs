@@ -31,8 +31,7 @@ struct VectorScale {
 }
 
 impl VectorScale {
-    /// Quantises `values` into `codes`. Returns `None` if they are too large or too small for
-    /// bounds.
+    /// Quantises `values` into `codes`. Returns `None` if they are too large or small for bounds.
     fn of(values: &[f32], codes: &mut [i8]) -> Option<VectorScale> {
         let scale = integer::quantise(values, codes);
         let square = float::dot(values, values);

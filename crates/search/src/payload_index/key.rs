@@ -176,8 +176,7 @@ impl<'a> KeyRef<'a> {
         }
     }
 
-    /// Appends the key's bytes. They are a tag, and then a number of 8 bytes or a text with its
-    /// length.
+    /// Appends the key's bytes. They are a tag, and a number of 8 bytes or a text with its length.
     pub(crate) fn encode(self, out: &mut Vec<u8>) {
         let (tag, number) = match self {
             KeyOf::Bool(value) => return out.push(if value { TRUE } else { FALSE }),

@@ -8,8 +8,7 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
-/// Numbers below this are stored as internal ids alone. Larger numbers share the other internal ids
-/// with UUIDs.
+/// Numbers below this are stored as internal ids alone. Larger ones share the other ids with UUIDs.
 pub const NUMBERS_MAX: u64 = 1 << 63;
 
 /// A number or a UUID. Numbers sort before UUIDs, and UUIDs by their bytes.

@@ -1,5 +1,4 @@
-//! Points as clients know them: an id, which is a number or a UUID, an embedding, a record and a
-//! JSON object.
+//! Points as clients know them: an id (number or UUID), an embedding, a record and a JSON object.
 //!
 //! A collection stores points by 64-bit ids. A number is its own id. A UUID becomes 2^63 plus 63
 //! bits of its hash ([`uuid_hash`]). UUIDs, and numbers from 2^63 on, are kept in the payload under

@@ -39,8 +39,7 @@ fn has_at_most(value: &Value, levels: usize) -> bool {
     }
 }
 
-/// Returns the bytes to store. They are empty for an empty payload of a point whose internal id is
-/// its id.
+/// Returns the bytes to store. Empty for an empty payload of a point whose internal id is its id.
 ///
 /// # Errors
 /// `InvalidArgument` if the payload has the reserved key. Also as [`check_levels`].
@@ -71,8 +70,7 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// Returns the id of the point with the internal id `internal`, and the client's part of its
-/// payload.
+/// Returns the id of the point with internal id `internal`, and the client's part of its payload.
 ///
 /// # Errors
 /// `DataLoss` if the payload is not an object, or has no id although the internal id belongs to a

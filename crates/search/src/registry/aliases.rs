@@ -42,8 +42,8 @@ pub(super) fn path(directory: &Path) -> PathBuf {
     directory.join(".aliases")
 }
 
-/// Reads the aliases of a directory. Moves a damaged file away, so that collections are served
-/// without aliases.
+/// Reads the aliases of a directory. Moves a damaged file away, to serve collections without
+/// aliases.
 pub(super) fn load(directory: &Path) -> Result<Aliases> {
     let path = path(directory);
     match files::read::<Aliases>(KIND, &path) {
@@ -106,8 +106,7 @@ pub fn changed_aliases(
                 new.insert(alias.clone(), collection.clone());
             }
             AliasChange::Delete { alias } => {
-                // As in Qdrant, because clients delete an alias before they create it, also the
-                // first time.
+                // As in Qdrant. Clients delete an alias before they create it, also the first time.
                 new.remove(alias);
             }
             AliasChange::Rename { from, to } => {

@@ -100,8 +100,7 @@ fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
     while lacks_room() && !core.stopped() && core.move_codes() {}
 }
 
-/// Freezes memtables that are not full if they get no points or are old. Returns true if it froze
-/// one.
+/// Freezes memtables that are not full if they get no points or are old. Returns true if it did.
 fn freeze_quiet(core: &RegistryCore) -> bool {
     let mut froze = false;
     for named in core.ready() {

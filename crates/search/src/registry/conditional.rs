@@ -65,11 +65,10 @@ impl NamedCollection {
     }
 
     /// Adds points or replaces the points of their ids. Writes each point only if `permits` returns
-    /// true for its stored payload, which is `None` if the point does not exist. No other change
-    /// comes between the call of `permits` and the write. `new` has each id once. Never waits for
-    /// room, as [`crate::collection::Collection::try_apply`], so it is for background callers.
-    /// Durable when this returns. Not a transaction: after an error some points may have been
-    /// written.
+    /// true for its stored payload, or for `None` if there is none. No other change comes between
+    /// the call of `permits` and the write. `new` has each id once. Never waits for room, as
+    /// [`crate::collection::Collection::try_apply`], so it is for background callers. Durable when
+    /// this returns. Not a transaction: after an error some points may have been written.
     ///
     /// # Errors
     /// As [`NamedCollection::upsert`]. `DataLoss` or `Unavailable` if a stored point cannot be
@@ -128,8 +127,7 @@ impl NamedCollection {
 
     /// Replaces the vectors of points that exist and match `filter`. Payloads and records stay.
     /// Returns the first id without a point, after the other points are changed. Durable when this
-    /// returns. Each point changes as a whole, so no change of its payload by another caller is
-    /// lost.
+    /// returns. Each point changes as a whole, so no payload change by another caller is lost.
     ///
     /// # Errors
     /// As [`NamedCollection::upsert`]. `DataLoss` or `Unavailable` if a stored point cannot be

@@ -59,8 +59,7 @@ pub(super) struct RegistryCore {
     /// Locked while a collection is created, replaced or removed, before a broken one is opened
     /// again, and while aliases change. Locked before `map`.
     pub(super) changing: Mutex<()>,
-    /// Settings of collections whose files are being written, by the random name of the files'
-    /// directory.
+    /// Settings of collections whose files are being written, by the random name of the directory.
     pub(super) restoring: Mutex<BTreeMap<String, CollectionSettings>>,
     /// Collections that were there at the start and wait to be opened. Other collections are open.
     /// If they were opened again, the changes of one instance would be missing in the other one.
@@ -110,8 +109,7 @@ impl RegistryCore {
     /// [`RegistryCore::open_all`].
     ///
     /// # Errors
-    /// `InvalidArgument` for too little memory. Also the errors of the file system and of the
-    /// media.
+    /// `InvalidArgument` for too little memory. Also errors of the file system and the media.
     pub(super) fn open(options: RegistryOptions) -> Result<Arc<RegistryCore>> {
         options.check_memory()?;
         let directory = &options.directory;

@@ -42,8 +42,7 @@ pub struct CollectionSettings {
     pub records: RecordKind,
     /// Access to its files. `None` follows the server.
     pub medium: Option<MediumChoice>,
-    /// Data that an API keeps with the collection: its kind, its model, the client's configuration.
-    /// Any JSON.
+    /// JSON that an API keeps with the collection: its kind, its model, the client's configuration.
     pub extra: Value,
 }
 

@@ -16,9 +16,8 @@
 //! # Threads
 //! `search-N` run queries ([`Registry::submit`]). `search-open` opens segments and reads codes,
 //! embeddings and payloads into memory. `search-flush` and `search-merge` have low priority.
-//! `search-flush-hi` and `search-merge-hi` take over if that is too slow. Each of these threads
-//! works for all collections, so the number of threads does not depend on the number of
-//! collections.
+//! `search-flush-hi` and `search-merge-hi` take over if that is too slow. Each thread works for all
+//! collections, so their number does not depend on that of collections.
 
 mod aliases;
 mod background;
@@ -246,8 +245,7 @@ impl Registry {
         self.core.aliases()
     }
 
-    /// Changes aliases, all or none. Durable when this returns. A query sees the whole change or
-    /// nothing of it.
+    /// Changes aliases, all or none. Durable when this returns. A query sees all of it or nothing.
     ///
     /// # Errors
     /// `NotFound` for a missing collection, and for a missing alias to be renamed. `AlreadyExists`

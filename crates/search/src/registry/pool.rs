@@ -102,8 +102,7 @@ pub(super) struct SearchPool {
 }
 
 impl SearchPool {
-    /// Starts the search threads. Those for which the memory limit has room reserve memory for
-    /// their readers.
+    /// Starts the search threads. While the memory limit has room, they reserve some for readers.
     pub(super) fn start(
         core: Arc<RegistryCore>,
         threads: usize,

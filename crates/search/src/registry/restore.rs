@@ -112,8 +112,7 @@ impl RestoringCollection {
         publish_copy(&self.medium, list, &options.shape)?;
         let stored = StoredSettings::new(&self.settings, &self.points, self.layout);
         files::replace(SETTINGS_KIND, &self.directory.join(SETTINGS), &stored)?;
-        // Finds a collection that cannot be opened before it gets its name. This also replays the
-        // logs.
+        // Finds a collection that cannot be opened before it gets its name. Also replays its logs.
         drop(self.core.open_at(&self.name, &self.directory)?);
         let core = self.core.clone();
         let named = core.publish_directory(&self.name, &mut self.directory, self.replaces)?;

@@ -33,8 +33,7 @@ impl MatchingPoints {
 
 impl NamedCollection {
     /// Adds points or replaces the points of their ids, with one sync of the log. Durable when this
-    /// returns. Not a transaction. After an error or a crash some points may have been written and
-    /// others not.
+    /// returns. Not a transaction. After an error or a crash, only some may be written.
     ///
     /// # Errors
     /// As [`crate::collection::Collection::upsert`]. `InvalidArgument` for a payload with the

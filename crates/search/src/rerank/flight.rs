@@ -187,8 +187,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
         self.outstanding() < limits.query_in_flight
     }
 
-    /// Counts reads in flight and records that wait. Otherwise a slow scorer would fill the memory
-    /// with records.
+    /// Counts reads in flight and records that wait. Otherwise a slow scorer fills the memory.
     fn outstanding(&self) -> usize {
         self.in_flight + self.arrived.len()
     }

@@ -80,7 +80,7 @@ impl ReadPlan {
         self.next = 0;
     }
 
-    /// Adds `more`, most promising first, and plans all reads again that were not submitted. Drops
+    /// Adds `more`, most promising first, and replans reads that were not submitted. Drops
     /// duplicates.
     pub(super) fn add(&mut self, more: &[WantedRecord], joining: Joining) {
         self.keyed.clear();

@@ -86,8 +86,7 @@ pub(crate) const DAMAGED_MAX: usize = 64;
 /// Result of a query.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RerankResult {
-    /// Hits, best first. Equal scores are in the order of ids. Fewer than `k` if there were fewer
-    /// candidates.
+    /// Hits, best first. Equal scores are in the order of ids. Fewer than `k` for fewer candidates.
     pub hits: Vec<(RerankCandidate, f32)>,
     /// True if a hit may be missing, because a record is damaged or was not scored by the deadline.
     pub partial: bool,
@@ -153,7 +152,6 @@ pub trait QuerySource<'a, S: Scorer> {
     /// has no other work. Otherwise it must return at once.
     fn next(&mut self, wait: bool) -> NextQuery<'a, S>;
 
-    /// Takes the result of the query `tag`. Results come when they are ready, not in the order of
-    /// the queries.
+    /// Takes the result of the query `tag`. Results come when ready, not in the order of queries.
     fn answer(&mut self, tag: u64, ranked: RerankResult);
 }

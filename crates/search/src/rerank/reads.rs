@@ -11,8 +11,7 @@ pub(super) struct PendingRead {
     pub(super) extent: Extent,
     /// Records, sorted by page.
     pub(super) wanted: Vec<WantedRecord>,
-    /// True if its records were looked up in the cache, so that caching them may avoid the next
-    /// read.
+    /// True if its records were looked up in the cache, so that caching them may avoid a read.
     pub(super) looked_up: bool,
     busy: bool,
 }

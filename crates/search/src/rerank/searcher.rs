@@ -219,8 +219,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         self.submit_fill() || submitted
     }
 
-    /// Submits reads of the block to cache, after the reads of queries. Returns true if there were
-    /// any.
+    /// Submits reads of the block to cache, after those of queries. Returns true if there were any.
     fn submit_fill(&mut self) -> bool {
         let Searcher { reader, limits, shared, filler, .. } = &mut *self.searcher;
         let mut submitted = false;
@@ -298,8 +297,7 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         }
     }
 
-    /// Waits for a read, or for candidates if no read is in flight. Called if nothing can be
-    /// scored.
+    /// Waits for a read, or for candidates if none is in flight. Called if nothing can be scored.
     fn wait(&mut self) -> Result<()> {
         if self.searcher.reader.in_flight() > 0 {
             return self.reap(1);

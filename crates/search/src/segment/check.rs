@@ -36,8 +36,8 @@ pub(crate) struct SegmentFileCheck {
     current: usize,
     /// Number of the next page.
     next: u64,
-    /// Bytes of the next page, if a step ended within it. Has at most [`CARRY_BYTES_MAX`] between
-    /// two steps.
+    /// Bytes of the next page, if a step ended within it. At most [`CARRY_BYTES_MAX`] between
+    /// steps.
     carry: Vec<u8>,
 }
 

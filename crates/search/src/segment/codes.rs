@@ -22,8 +22,7 @@ use crate::segment_cache::{
 const DEPTH: usize = 64;
 /// Maximum bytes per read. Most parts of lists are shorter.
 const READ_BYTES_MAX: usize = 64 << 10;
-/// Maximum pages between two ranges that are read together, because reading them costs less than
-/// another read.
+/// Maximum pages between two ranges that are read together. Another read costs more than these.
 const GAP_PAGES: u64 = 2;
 
 /// Options of readers of codes.

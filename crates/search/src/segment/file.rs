@@ -159,8 +159,7 @@ impl SegmentContents {
         Ok(contents)
     }
 
-    /// Reads a whole section and verifies its checksum in the superblock. If it is wrong, the error
-    /// names the page.
+    /// Reads a whole section and verifies its checksum in the superblock. An error names the page.
     pub(super) fn load(&self, file: &dyn Sealed, kind: u32) -> Result<Vec<u8>> {
         let section = self.section(kind)?;
         let mut bytes = vec![0; usize::try_from(section.bytes).unwrap_or(usize::MAX)];

@@ -1,8 +1,7 @@
 //! Filter of the ids of a segment. It excludes most ids that the segment does not have.
 //!
 //! Every write searches all segments for an earlier version of its point, and almost no segment has
-//! one. A binary search for an absent id waits for memory about fifteen times. This filter waits
-//! once.
+//! one. A binary search for an absent id waits for memory about 15 times. This filter waits once.
 //!
 //! It is a split block Bloom filter: Putze, Sanders and Singler, "Cache-, Hash- and Space-Efficient
 //! Bloom Filters", 2007, in the form of Apache Parquet's BloomFilter.md. At 8 bits a row, 2 to 3 %

@@ -97,8 +97,8 @@ impl SegmentIds {
         }
     }
 
-    /// Returns the first row whose id is not above the id of the row before it. All rows of the
-    /// order exist.
+    /// Returns the first row whose id is not above that of the row before. All rows of the order
+    /// exist.
     fn first_out_of_order(&self) -> Option<u32> {
         let mut before = None;
         for (at, &row) in self.order.iter().enumerate() {

@@ -68,8 +68,7 @@ impl IndexSection {
     /// Writes `bytes` bytes from `start` on to `out`, which is cleared first.
     ///
     /// # Errors
-    /// `DataLoss` beyond the end, or with the name of a damaged page. Otherwise the error of the
-    /// medium.
+    /// `DataLoss` beyond the end, or naming a damaged page. Otherwise the error of the medium.
     pub(crate) fn read(
         &self,
         file: &dyn Sealed,

@@ -447,7 +447,7 @@ impl Segment {
         self.damaged.loses_data()
     }
 
-    /// Records that the page at `offset` of the file is damaged, found by a reader outside of the
+    /// Records that the page at `offset` of the file is damaged, found by a reader outside the
     /// segment.
     pub(crate) fn note_page(&self, offset: u64, reason: &str) {
         let _ = self.damaged.record_page(offset / PAGE_BYTES as u64, reason);

@@ -30,8 +30,7 @@ pub(super) struct OpenPayloadIndex<'a> {
 }
 
 impl OpenPayloadIndex<'_> {
-    /// Opens the payload index. A damaged index is named and left out, since the payloads have the
-    /// same data.
+    /// Opens the payload index. A damaged index is named and left out. Payloads have the same data.
     ///
     /// # Errors
     /// `ResourceExhausted` if `held` cannot grow. Otherwise the error of the medium.

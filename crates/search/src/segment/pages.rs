@@ -193,8 +193,7 @@ impl SegmentPages {
         ControlFlow::Continue(())
     }
 
-    /// Returns the pages to read from `first` on: the pages of wanted rows that are near each
-    /// other.
+    /// Returns the pages to read from `first` on: those of wanted rows that are near each other.
     fn pages_together(&self, first: RowLocation, mut row: u32, wanted: &RowSet) -> u32 {
         let mut end = first.page + first.pages;
         while let Some(next) = row.checked_add(1).and_then(|row| wanted.next_from(row))

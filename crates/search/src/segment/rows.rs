@@ -129,7 +129,7 @@ impl RowMap {
         Ok(map)
     }
 
-    /// Checks that the runs of pages are in order and have possible sizes. The error is the wrong
+    /// Checks that the runs of pages are in order and of possible sizes. The error is the wrong
     /// part.
     fn check(&self) -> Result<(), &'static str> {
         let runs = self.first_rows.len();

@@ -1,5 +1,4 @@
-//! Cached pages of one section of a segment, in the memory that nothing else uses. All of them are
-//! verified.
+//! Cached pages of one section of a segment, in memory that nothing else uses. All are verified.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -25,8 +25,7 @@ use crate::segment_cache::block_bytes;
 const DEPTH: usize = 64;
 /// Maximum bytes per read of [`Vectors::all`] and [`Vectors::some`].
 const STEP_BYTES: usize = 1 << 20;
-/// Maximum pages between two rows that are read together, because reading them costs less than
-/// another read.
+/// Maximum pages between two rows that are read together. Another read costs more than these.
 const GAP_PAGES: usize = 8;
 
 /// Returns the similarity of two embeddings, higher is more similar, as in
@@ -502,8 +501,7 @@ impl<'a> RowScores<'a> {
         self.lost
     }
 
-    /// Returns the rows with their scores. The score of a row that could not be scored is minus
-    /// infinity.
+    /// Returns the rows with their scores. A row that could not be scored has minus infinity.
     pub(crate) fn hits(&self) -> impl Iterator<Item = CoarseHit> + '_ {
         let hit = |(row, score): (&u32, &f32)| CoarseHit { row: *row, score: *score };
         self.rows.iter().zip(&self.scores).map(hit)

@@ -12,8 +12,7 @@ pub(crate) struct FilterCounts {
     pub(super) late: AtomicU64,
 }
 
-/// Counts of filters that were evaluated on a segment since the start. A cached result is not
-/// counted.
+/// Counts of filters evaluated on a segment since the start. A cached result is not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FilterStats {
     /// Decided by the payload index alone.

@@ -64,8 +64,7 @@ impl CachedFilter {
     }
 
     /// Lets this thread's work continue without a pause if it used the filter in its slice. Work
-    /// with more filters than are cached would evict its first ones, pause, and read them again,
-    /// without end.
+    /// with more filters than are cached would otherwise evict and read them without end.
     fn note_eviction(&self) {
         if scan::is_in_slice(self.used_at) {
             scan::read_on();

@@ -32,8 +32,8 @@ impl RegistryCore {
     ///
     /// # Errors
     /// `Unavailable` with a retry delay if a write takes longer than
-    /// `RegistryOptions::alias_wait_max`. Also the errors of [`aliases::changed_aliases`] and of
-    /// the file system.
+    /// `RegistryOptions::alias_wait_max`. Also errors of [`aliases::changed_aliases`] and the file
+    /// system.
     pub(in crate::registry) fn change_aliases(
         &self,
         changes: &[AliasChange],

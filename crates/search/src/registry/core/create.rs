@@ -95,8 +95,7 @@ impl RegistryCore {
         };
         remove_directory(aside);
         if aliases_stored.is_err() {
-            // A full disk has room after the removal. If this fails too, the next start drops the
-            // aliases.
+            // A full disk has room after the removal. If it fails too, the next start drops them.
             let _changing = self.changing.lock();
             let aliases = self.map.read().aliases.clone();
             aliases::store(&self.options.directory, &aliases)?;

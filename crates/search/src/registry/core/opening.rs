@@ -12,8 +12,7 @@ use crate::collection::{Collection, CollectionOptions};
 use crate::registry::files::{self, StoredSettings};
 use crate::registry::named::{CollectionParts, NamedCollection};
 
-/// A broken collection is retried after this many times [`OPEN_AGAIN`], because its whole log is
-/// read again.
+/// A broken collection is retried after this many [`OPEN_AGAIN`]. That reads its whole log.
 const BROKEN_ROUNDS: u32 = 6;
 /// Time between checks for segments to read into memory.
 const PRELOAD_CHECK: Duration = Duration::from_millis(500);

@@ -5,8 +5,7 @@
 //! all of them would have to be cached. A block has them all, needs no copy, and its pages are
 //! verified once. If all records are used equally often, blocks avoid that share of reads which is
 //! the share of the file that they hold. The share of the [record cache](super::cache) is smaller.
-//! If a few records are used again and again, the record cache holds a hundred times as many of
-//! them.
+//! If a few records are used again and again, the record cache holds a hundred times as many.
 //!
 //! A block is cached while there is room. Later it only replaces a block that is used clearly less
 //! often, so without favourites nothing moves.
@@ -32,8 +31,7 @@ const BLOCKS_MIN: usize = 4;
 const SHARD_BLOCKS_MIN: usize = 64;
 const SHARDS_MAX: usize = 64;
 
-/// Block `number` of the file with this [`storage::Sealed::id`]. It starts at `number` times
-/// [`BLOCK_BYTES`].
+/// Block `number` of the file with this [`storage::Sealed::id`]. Starts at `number * BLOCK_BYTES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BlockKey {
     pub(super) file: u64,
@@ -74,8 +72,7 @@ impl CachedBlock {
         1 << ((offset.saturating_sub(self.start) / PAGE_BYTES as u64) % 64)
     }
 
-    /// Returns the bytes from `offset` of the file, or `None` if the block does not hold all of
-    /// them.
+    /// Returns the bytes from `offset` of the file, or `None` if the block does not hold them all.
     pub(super) fn part(&self, offset: u64, bytes: u32) -> Option<&[u8]> {
         let start = usize::try_from(offset.checked_sub(self.start)?).ok()?;
         self.bytes.get(..self.filled)?.get(start..start.checked_add(bytes as usize)?)
@@ -141,8 +138,7 @@ impl Blocks {
     }
 
     fn lock(&self, hash: u64) -> Option<MutexGuard<'_, BlockShard>> {
-        // Uses bits that the sketch does not use; otherwise some of its counters would coincide
-        // within a shard.
+        // The sketch uses other bits. Otherwise some counters would coincide within a shard.
         let at = (hash >> 48) % self.shards.len() as u64;
         // No code under this lock can panic, because every access is checked.
         Some(self.shards.get(at as usize)?.lock())

@@ -11,8 +11,7 @@ use super::{BlockKey, BlockLookup, BlockStats, CachedBlock};
 const PICKED: usize = 5;
 /// A block replaces another one only if it is used this many times as often.
 const TIMES_OFTEN: u32 = 2;
-/// The block also needs this many more uses than the other one, because a few uses are not
-/// significant.
+/// The block also needs this many more uses than the other one. Fewer are not significant.
 const TIMES_MORE: u32 = 4;
 /// Lookups of absent blocks per comparison with cached blocks. Bounds the cost of a load whose most
 /// used blocks change all the time.

@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::hash::mix;
 use shard::RecordShard;
 
-/// Maximum shards, each with its own lock. A lock is held for the time of a copy, a fraction of a
+/// Maximum shards, each with its own lock. A lock is held for one copy, a fraction of a
 /// microsecond.
 const SHARDS_MAX: usize = 64;
 /// Minimum bytes of a shard, so that a record is a small part of it.
@@ -111,8 +111,7 @@ impl RecordCache {
         found
     }
 
-    /// Copies the record to `out`. Returns false and leaves `out` unchanged if the record was
-    /// evicted.
+    /// Copies the record to `out`. Returns false and leaves `out` as it is if it was evicted.
     pub(crate) fn copy(&self, found: RecordPosition, out: &mut Vec<u8>) -> bool {
         let Some(shard) = self.lock(found.shard) else { return false };
         let Some(record) = shard.record(found.at) else { return false };

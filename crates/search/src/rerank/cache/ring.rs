@@ -38,8 +38,7 @@ pub(super) fn footprint(bytes: usize) -> usize {
 }
 
 impl RecordRing {
-    /// Creates an empty ring of at most `bytes`. Touches the memory now, so that no query waits for
-    /// it.
+    /// Creates an empty ring of at most `bytes`. Touches the memory, so that no query waits for it.
     pub(super) fn new(bytes: usize) -> RecordRing {
         let mut memory = vec![0u8; bytes / GRAIN * GRAIN].into_boxed_slice();
         // The system maps zeroed memory page by page on the first write.

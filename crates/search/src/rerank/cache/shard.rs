@@ -20,8 +20,8 @@ const RECORD_SHARE: usize = 4;
 pub(super) struct RecordShard {
     ring: RecordRing,
     index: RecordIndex,
-    /// Hashes of records that were offered and not inserted. A hash stays until another one takes
-    /// its entry.
+    /// Hashes of records that were offered and not inserted. Each stays until another takes its
+    /// entry.
     ghosts: Box<[u32]>,
     /// False until the first eviction. All records are inserted until then.
     full_once: bool,
@@ -32,8 +32,7 @@ pub(super) struct RecordShard {
 }
 
 impl RecordShard {
-    /// Creates a shard of `bytes` in total, including the index, for records of about
-    /// `record_bytes`.
+    /// Creates a shard of `bytes` with its index, for records of about `record_bytes`.
     pub(super) fn new(bytes: usize, record_bytes: usize) -> RecordShard {
         let record = footprint(record_bytes);
         // Each record takes its bytes, an entry of the index and one of the ghosts.
