@@ -220,8 +220,8 @@ impl Collection {
         published
     }
 
-    /// Writes a segment, and removes the file after an error. `spare_bytes` is memory for the
-    /// payload index, in addition to the working memory of every segment.
+    /// Writes a segment; removes the file after an error. `spare_bytes` is memory for the payload
+    /// index, in addition to the working memory of every segment.
     pub(super) fn write_segment(
         &self,
         pending: &PendingFile<'_>,

@@ -260,13 +260,11 @@ impl FieldBuilder {
         }
     }
 
-    /// Records that a row has the value with this number.
     fn post(&mut self, row: u32, value: u32) {
         self.postings.push(ValuePosting { row, value });
         self.bytes += POSTING_BYTES;
     }
 
-    /// Returns the number of a value, which is a new one for a new value.
     fn number_of(&mut self, key: KeyRef<'_>) -> u32 {
         let key = key.into_owned();
         let next = self.values.len() as u32;
