@@ -58,7 +58,7 @@ impl PrefixPair {
         let low = low.filter(|it| it.end.abs_diff(piece.position) < piece.position);
         let pair = PrefixPair { low, high };
         let listed: u64 = pair.edges(piece).iter().map(|edge| edge.count).sum();
-        // Reading 64 bits of a bitmap takes about as long as one row of a list.
+        // Reading 64 bits of a bitmap costs about as much as one row of a list.
         let bitmaps = (1 + u64::from(low.is_some())) * u64::from(rows / 64);
         (listed + bitmaps < piece.count).then_some(pair)
     }
