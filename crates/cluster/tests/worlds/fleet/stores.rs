@@ -11,7 +11,7 @@ use crate::worlds::Planted;
 
 /// Longest time for which a node does not reach the store. It is longer than the time after which
 /// logs move and the return of the logs together.
-const CUT_MAX: u64 = 120_000;
+const CUT_MAX: u64 = 140_000;
 /// Share of the cuts that hit all nodes at the same time.
 const ALL_CUT_PERCENT: u64 = 50;
 /// Longest time of a reading. A cut node may get no answer to a reading until then.
