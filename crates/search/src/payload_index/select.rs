@@ -62,7 +62,7 @@ impl<'a> Evaluation<'a> {
         RowSelection::sure(RowSet::none(self.input.rows))
     }
 
-    /// Selects the rows that meet a filter, and those that may meet it.
+    /// Selects the rows that meet a filter, and the rows that may meet it.
     fn filter(&mut self, filter: &Filter) -> Result<RowSelection> {
         let mut selection: Option<RowSelection> = None;
         let and = |selection: &mut Option<RowSelection>, next: RowSelection| match selection {
