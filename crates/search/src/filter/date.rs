@@ -1,24 +1,24 @@
 //! Dates in texts: RFC 3339, and the shorter forms that Qdrant accepts. Without an offset they are
 //! in UTC.
 
-use chrono::{DateTime, NaiveDate, NaiveDateTime};
+use chrono::{DateTime, FixedOffset, NaiveDate, NaiveDateTime};
 
-/// Shortest date: year, month, day.
-const BYTES_MIN: usize = 10;
 /// Longest date: nanoseconds, an offset and a space before it.
 const BYTES_MAX: usize = 40;
+/// Maximum digits of a year.
+const YEAR_DIGITS_MAX: usize = 4;
 
 /// Returns the microseconds since 1970 of a date, or `None` if the text is not a date.
 pub fn parse_date(text: &str) -> Option<i64> {
-    let bytes = text.as_bytes();
-    // Most texts are not dates, and the parser is slow.
-    let looks = (BYTES_MIN..=BYTES_MAX).contains(&bytes.len())
-        && bytes[..4].iter().all(u8::is_ascii_digit)
-        && bytes[4] == b'-';
-    if !looks {
+    let text = text.trim_start();
+    if !looks_like_date(text) {
         return None;
     }
     if let Ok(date) = DateTime::parse_from_rfc3339(text) {
+        return Some(date.timestamp_micros());
+    }
+    // This form has "UTC" as an offset, spaces, and months and days of one digit.
+    if let Ok(date) = text.parse::<DateTime<FixedOffset>>() {
         return Some(date.timestamp_micros());
     }
     for format in ["%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z"] {
@@ -37,6 +37,17 @@ pub fn parse_date(text: &str) -> Option<i64> {
     Some(day.and_hms_opt(0, 0, 0)?.and_utc().timestamp_micros())
 }
 
+/// Returns true if a text begins with a year, a hyphen and a digit. Most texts do not, and the
+/// parser is slow.
+fn looks_like_date(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    (1..=YEAR_DIGITS_MAX).contains(&digits)
+        && bytes.get(digits) == Some(&b'-')
+        && bytes.get(digits + 1).is_some_and(u8::is_ascii_digit)
+        && bytes.len() <= BYTES_MAX
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,10 +64,15 @@ mod tests {
             "2024-06-15 12:00:00",
             "2024-06-15T12:00",
             "2024-06-15 12:00",
+            "2024-06-15 12:00:00 UTC",
+            "2024-06-15 14:00:00.000 +02:00",
+            "2024-6-15 12:00:00Z",
+            " 2024-06-15T12:00:00Z",
         ] {
             assert_eq!(parse_date(text), Some(noon), "{text}");
         }
         assert_eq!(parse_date("2024-06-15"), Some(noon - 43_200_000_000));
+        assert_eq!(parse_date("2024-6-15"), parse_date("2024-06-15"));
         assert_eq!(parse_date("2024-06-15T12:00:00.25Z"), Some(noon + 250_000));
         for text in
             ["", "2024", "2024-06-15 12", "2024-13-01", "2024-0615", "Ünïcödé-text", "20240615T12"]
