@@ -74,7 +74,6 @@ pub(super) fn operation(
         }
         UpdateOperation::DeletePayload(mut request) => {
             selection(&request.selection()?, old_holder)?;
-            repeatable(&request.keys)?;
             PayloadChange::DeleteKeys(request.keys).check()
         }
         UpdateOperation::UpdateVectors(request) => update_vectors(request, settings, old_holder),
@@ -86,16 +85,6 @@ fn selection(selection: &PointSelection, old_holder: Option<&str>) -> Result<()>
     match selection {
         PointSelection::Ids(ids) => check_known_ids(ids, old_holder),
         PointSelection::Filter(filter) => filter.check().map_err(|error| error.context("filter")),
-    }
-}
-
-/// Refuses to remove one element of an array: made twice, that removes two.
-fn repeatable(keys: &[String]) -> Result<()> {
-    match keys.iter().find(|key| key.ends_with(']') && !key.ends_with("[]")) {
-        Some(key) => Err(Error::invalid(format!(
-            "keys: {key:?} is one element of an array, which a cluster cannot remove; set the whole array instead"
-        ))),
-        None => Ok(()),
     }
 }
 
@@ -344,12 +333,12 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_holders_cannot_repeat_or_make_are_refused() {
+    fn changes_that_holders_cannot_make_are_refused() {
         let keys = |keys: Value| {
             check(Metric::Dot, &json!({"delete_payload": {"keys": keys, "points": [1]}}))
         };
-        assert!(keys(json!(["a", "b[]", "c[0].d"])).is_ok());
-        assert!(keys(json!(["a", "b[0]"])).unwrap_err().message().contains("b[0]"));
+        assert!(keys(json!(["a", "b[]", "c[0].d", "e[0]"])).is_ok());
+        assert!(keys(json!(["a", "b["])).unwrap_err().message().contains("b["));
         for kind in ["set_payload", "overwrite_payload"] {
             let of_bytes = |bytes: usize| {
                 let payload = json!({ "a": "x".repeat(bytes) });

@@ -32,7 +32,7 @@ pub enum PayloadChange {
     },
     /// Replaces the payload.
     Overwrite(Map<String, Value>),
-    /// Removes the values at these paths.
+    /// Removes the values at these paths, except single elements of lists.
     DeleteKeys(Vec<String>),
     /// Empties the payload.
     Clear,
@@ -182,6 +182,8 @@ fn within_list(value: &mut Value, change: impl FnOnce(&mut [Value])) {
     *value = Value::Array(elements);
 }
 
+/// Removes the values at `path`. As in Qdrant, one element of a list stays: a repeated request
+/// would remove the next one too.
 fn remove(value: &mut Value, path: &[Step]) {
     let Some((step, rest)) = path.split_first() else { return };
     match (step, rest.is_empty(), value) {
@@ -192,9 +194,6 @@ fn remove(value: &mut Value, path: &[Step]) {
             if let Some(member) = members.get_mut(name) {
                 remove(member, rest);
             }
-        }
-        (Step::Index(at), true, Value::Array(elements)) if *at < elements.len() => {
-            elements.remove(*at);
         }
         (Step::Index(at), false, Value::Array(elements)) => {
             if let Some(element) = elements.get_mut(*at) {
@@ -313,9 +312,10 @@ mod tests {
             PayloadChange::DeleteKeys(keys.iter().map(|key| (*key).to_owned()).collect())
         };
         assert_eq!(
-            changed(delete(&["a", "b.c[0]", "nothing.there"]), before.clone()),
-            json!({"b": {"c": [{"d": 2}]}})
+            changed(delete(&["a", "b.c[0].d", "nothing.there"]), before.clone()),
+            json!({"b": {"c": [{}, {"d": 2}]}})
         );
+        assert_eq!(changed(delete(&["b.c[0]", "b.c[9]"]), before.clone()), before);
         assert_eq!(changed(delete(&["b.c[].d"]), before), json!({"a": 1, "b": {"c": [{}, {}]}}));
         assert_eq!(
             changed(delete(&["\"a.b\""]), json!({"a.b": 1, "a": {"b": 2}})),

@@ -127,14 +127,13 @@ impl Subject {
                 });
             }
             Step::Keys(number) => {
-                let change =
-                    PayloadChange::DeleteKeys(vec!["colour".into(), "deep.list[0]".into()]);
+                let change = PayloadChange::DeleteKeys(vec!["colour".into(), "deep.list[]".into()]);
                 self.change(Ok(number), &change, |payload| {
                     payload.remove("colour");
                     let list = payload.get_mut("deep").and_then(|deep| deep.get_mut("list"));
-                    list.and_then(Value::as_array_mut)
-                        .filter(|list| !list.is_empty())
-                        .map(|list| list.remove(0));
+                    if let Some(list) = list.and_then(Value::as_array_mut) {
+                        list.clear();
+                    }
                 });
             }
             Step::Clear(number) => self.change(Ok(number), &PayloadChange::Clear, Map::clear),
