@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use base::{Error, Result};
 use search::collection::{CANDIDATES_MAX, PointParts, SearchThread};
-use search::filter::{Condition, Filter, Match, each_value};
+use search::filter::{Condition, Filter, Match, each_value, null_at};
 use search::points::PointId;
 use search::registry::NamedCollection;
 use serde::{Deserialize, Serialize};
@@ -88,8 +88,11 @@ impl GroupValue {
 }
 
 /// Returns the values under `path`, each once. As in Qdrant, a point belongs to no group if one of
-/// its values makes none.
+/// its values makes none, such as null.
 pub fn group_values(payload: &Value, path: &str) -> Vec<GroupValue> {
+    if null_at(payload, path) {
+        return Vec::new();
+    }
     let mut seen = HashSet::new();
     let mut values = Vec::new();
     let mut all_group = true;
@@ -423,7 +426,9 @@ mod tests {
             assert_eq!(serde_json::to_value(&value).unwrap(), json);
             assert_eq!(serde_json::from_value::<GroupValue>(json).unwrap(), value);
         }
-        assert!(group_values(&json!({"hash": [7, 1.5]}), "hash").is_empty());
+        for other in [json!(1.5), json!(null)] {
+            assert!(group_values(&json!({"hash": [7, other]}), "hash").is_empty());
+        }
     }
 
     #[test]

@@ -11,12 +11,12 @@ mod slice;
 mod text;
 mod values;
 
+#[cfg(test)]
+pub(crate) use condition::same;
 pub use condition::{
     Condition, CountRange, DEPTH_MAX, DateRange, Filter, Match, MinShould, Range, VALUES_MAX,
-    ValueLimits, WholeRange, each_value,
+    ValueLimits, WholeRange, each_value, null_at,
 };
-#[cfg(test)]
-pub(crate) use condition::{null_at, same};
 pub use date::parse_date;
 pub use geo::{GEO_POINTS_MAX, GeoArea, GeoPoint};
 pub(crate) use path::is_indexable;

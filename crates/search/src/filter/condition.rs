@@ -545,7 +545,7 @@ fn any_element(payload: &Value, path: &str, filter: &Filter) -> bool {
 }
 
 /// Returns true if there is a null under `path`, or in a list under it.
-pub(crate) fn null_at(value: &Value, path: &str) -> bool {
+pub fn null_at(value: &Value, path: &str) -> bool {
     any_found(value, path, &mut |found| match found {
         Value::Array(elements) => elements.iter().any(Value::is_null),
         found => found.is_null(),
