@@ -150,11 +150,12 @@ pub(crate) fn fetch(
             request.ids.len()
         )));
     }
+    let ids = request.distinct_ids();
     let payload = request.with_payload.unwrap_or(WithPayload::All(true));
     let projection = Projection::new(named, payload, request.with_vector.as_ref())?;
     let mut records = Vec::new();
     let mut budget = ResponseBudget::new(context);
-    for ids in request.ids.chunks(CHUNK) {
+    for ids in ids.chunks(CHUNK) {
         for (point, id) in named.get_parts(ids, projection.parts()).into_iter().zip(ids) {
             // A damaged point fails the request, because the client requested it by its id.
             let point = point.map_err(|error| error.context(format_args!("point {id}")))?;

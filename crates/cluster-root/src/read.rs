@@ -206,7 +206,7 @@ pub(super) async fn fetch(context: RootContext, body: Bytes) -> Result<RootAnswe
     let bytes = body.len();
     let parse = move || {
         let request: json::RetrieveRequest = json::parse(&body)?;
-        Ok((request.ids, split::members(&body)?))
+        Ok((request.distinct_ids(), split::members(&body)?))
     };
     let (ids, mut members) = context.compute(bytes, parse).await?;
     if ids.len() > IDS_MAX {

@@ -1,5 +1,7 @@
 //! Requests that read points without a query: scrolls, counts, facets, points by id.
 
+use std::collections::HashSet;
+
 use base::{Error, Result};
 use search::collection::IDS_MAX;
 use search::filter::Filter;
@@ -96,7 +98,8 @@ impl FacetRequest {
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveRequest {
-    /// Points to read, at most `IDS_MAX`, in the order of the response. Absent ones are left out.
+    /// Points to read, at most `IDS_MAX`, in the order of the response. Absent ones are left out,
+    /// and repeated ones are read once.
     pub ids: Vec<PointId>,
     /// The requested part of payloads; all by default.
     pub with_payload: Option<WithPayload>,
@@ -105,4 +108,12 @@ pub struct RetrieveRequest {
     pub with_vector: Option<WithVector>,
     #[serde(default, rename = "shard_key")]
     _shard_key: AbsentField,
+}
+
+impl RetrieveRequest {
+    /// Returns the ids in their order, each once.
+    pub fn distinct_ids(&self) -> Vec<PointId> {
+        let mut seen = HashSet::new();
+        self.ids.iter().copied().filter(|id| seen.insert(*id)).collect()
+    }
 }

@@ -66,6 +66,15 @@ fn cosine_vectors_are_normalised() {
 }
 
 #[test]
+fn a_point_is_read_once_if_its_id_comes_twice() {
+    let bench = Bench::new();
+    three(&bench, "Dot");
+    let got = bench.read(retrieve::fetch, "c", &json!({"ids": [2, 1, 2]})).unwrap();
+    assert_eq!(got.as_array().unwrap().len(), 2);
+    assert_eq!((&got[0]["id"], &got[1]["id"]), (&json!(2), &json!(1)));
+}
+
+#[test]
 fn examples_are_no_hits_and_prefetches_limit_hits() {
     let bench = Bench::new();
     three(&bench, "Cosine");
