@@ -489,10 +489,7 @@ fn any_value_of(
             elements.iter().any(|element| !element.is_null() && accepts(element))
         }
         (None, None, found) => accepts(found),
-        // The elements of a list in the list are not values of the path.
-        (Some((Bracket::Each, more)), None, Value::Array(elements)) if more.is_empty() => {
-            elements.iter().any(|element| !element.is_null() && accepts(element))
-        }
+        // As in Qdrant, `a[]` has the elements of a list in the list, and `a` has that list.
         (Some((Bracket::Each, more)), _, Value::Array(elements)) => {
             elements.iter().any(|element| any_value_of(element, more, rest, accepts))
         }

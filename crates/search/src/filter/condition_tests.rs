@@ -135,9 +135,15 @@ fn paths_have_quoted_names_and_element_numbers() {
         ("m[][0]", 3, true),
         ("m[][1]", 2, true),
         ("m[][1]", 3, false),
+        ("m[]", 2, true),
+        ("m", 2, false),
+        ("m[][]", 2, true),
     ] {
         check(is(key, value), payload.clone(), expected);
     }
+    let other = |key: &str| matching(key, Match::Except(vec![json!(1)].into()));
+    check(other("m[]"), json!({"m": [[], [1], 1, null]}), false);
+    check(other("m[]"), json!({"m": [[], [1], 2]}), true);
     check(Condition::IsEmpty { key: "a[0].b".into() }, payload.clone(), false);
     check(Condition::IsEmpty { key: "a[9].b".into() }, payload, true);
 }

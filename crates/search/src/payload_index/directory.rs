@@ -40,6 +40,12 @@ pub(super) struct FieldBitmaps {
 }
 
 impl FieldBitmaps {
+    /// Returns true if the values of the dictionary are those under the path with `[]` at its end:
+    /// no value is outside of a list, and no list is in a list.
+    pub(super) fn has_all_elements(&self) -> bool {
+        self.bare.count == 0 && self.other.count == 0
+    }
+
     fn all(&self) -> [&BitmapPlace; 6] {
         [&self.present, &self.other, &self.null, &self.several, &self.long, &self.bare]
     }

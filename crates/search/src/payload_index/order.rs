@@ -315,7 +315,7 @@ impl PayloadIndex {
             FieldLookup::Absent => return Ok(OrderedVisit::Complete),
             FieldLookup::Unindexed(_) => return Ok(OrderedVisit::Unindexed),
             FieldLookup::Indexed { field, elements_only } => {
-                if elements_only && field.bitmaps.bare.count > 0 {
+                if elements_only && !field.bitmaps.has_all_elements() {
                     return Ok(OrderedVisit::Unindexed);
                 }
                 field

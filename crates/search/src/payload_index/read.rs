@@ -26,7 +26,7 @@ pub(crate) struct PayloadIndex {
 /// Field under a path.
 pub(super) enum FieldLookup<'a> {
     /// With an index. `elements_only` is true if the path stands for elements of lists only, so
-    /// that rows with a value outside of a list are undecided.
+    /// that rows with a value outside of a list, or with a list in a list, are undecided.
     Indexed { field: &'a FieldDirectory, elements_only: bool },
     /// No row has a value or null there.
     Absent,

@@ -280,10 +280,8 @@ impl FieldReader<'_> {
                 _ => &bitmaps.bare,
             };
             met.doubt(&self.bitmap(outside)?);
-            if matches!(condition, Condition::IsNull { .. } | Condition::IsEmpty { .. }) {
-                // An element may be a list with null, or an empty list.
-                met.doubt(&self.bitmap(&bitmaps.other)?);
-            }
+            // The index lacks the elements of a list in a list.
+            met.doubt(&self.bitmap(&bitmaps.other)?);
         }
         Ok(Some(met))
     }

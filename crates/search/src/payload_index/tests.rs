@@ -461,6 +461,26 @@ fn a_field_without_a_name_is_indexed_once() {
 }
 
 #[test]
+fn values_in_a_list_within_a_list_are_found() {
+    let payloads = [json!([[1]]), json!([[2], 1]), json!([2]), json!([])];
+    let payloads = payloads.map(|list| json!({ "a": list }));
+    let test = segment_of_values(&payloads);
+    for key in ["a", "a[]"] {
+        let is_one = Condition::Match { key: key.into(), matching: Match::Value(json!(1)) };
+        check(&test.segment, &only(is_one), &payloads);
+        let others = Match::Except(vec![json!(1)].into());
+        check(
+            &test.segment,
+            &only(Condition::Match { key: key.into(), matching: others }),
+            &payloads,
+        );
+    }
+    let mut values = CountedValues::default();
+    let (outcome, _) = count_in_parts(&test.segment, "a[]", None, &mut values);
+    assert!(matches!(outcome, ValueCounts::Undecided), "{outcome:?}");
+}
+
+#[test]
 fn a_null_in_a_list_within_a_list_is_found() {
     let payloads = [json!([[null]]), json!([[1]]), json!([null]), json!([1])];
     let payloads = payloads.map(|list| json!({ "a": list }));

@@ -71,7 +71,7 @@ impl PayloadIndex {
             FieldLookup::Absent => return Ok(ValueCounts::Complete),
             FieldLookup::Unindexed(_) => return Ok(ValueCounts::Undecided),
             FieldLookup::Indexed { field, elements_only } => {
-                if elements_only && field.bitmaps.bare.count > 0 {
+                if elements_only && !field.bitmaps.has_all_elements() {
                     return Ok(ValueCounts::Undecided);
                 }
                 field
