@@ -89,7 +89,7 @@ def element(rng: random.Random) -> models.NestedCondition:
 
 
 PATHS = ['"a.b"."c d"', "rows[0].x", "rows[1].y", "rows[7].x", "grid[0]", "grid[1][2]", "grid[][0]"]
-PATHS += ["one.rows[0].z", '"one".x']
+PATHS += ["one.rows[0].z", '"one".x', "grid[]", "grid[][]"]
 
 
 def by_path(rng: random.Random):

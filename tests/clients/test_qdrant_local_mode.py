@@ -161,13 +161,17 @@ def test_changes_act_as_in_the_local_mode(client, collection):
     assert_alike(everything(client, collection), everything(local, collection), "in the end")
 
 
-def test_payloads_set_in_elements_are_those_of_the_local_mode(client, collection):
+def test_payloads_changed_in_elements_are_those_of_the_local_mode(client, collection):
     local = both(client, collection, models.Distance.DOT, 20)
     # A value that is no list becomes one without elements.
     for key in ("tags[].x", "tags[0]", "city[0].x", "new[].x", "newer[]", "deep[3].k"):
         for each in (client, local):
             each.set_payload(collection, {"q": 1}, points=[1, 2, 3], key=key)
         assert_alike(everything(client, collection), everything(local, collection), key)
+    # A repeated removal of one element would remove the next one too, so that it has no effect.
+    for each in (client, local):
+        each.delete_payload(collection, ["tags[0]", "deep.list[0].x"], points=list(range(1, 21)))
+    assert_alike(everything(client, collection), everything(local, collection), "deleted")
 
 
 def test_conditional_writes_act_as_in_the_local_mode(client, collection):
