@@ -22,6 +22,10 @@ use crate::mmr;
 use crate::query::{QueryRun, RankedHit, RankedHits, both};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 
+/// Maximum limit of a prefetch after it was multiplied by the size of a group. The root of a
+/// cluster sends the hits of all prefetches as ids of one condition, which has a maximum.
+const SCALED_LIMIT_MAX: usize = 1024;
+
 /// Groups of hits, the one with the best hit first.
 #[derive(Serialize)]
 pub(crate) struct GroupsResponse {
@@ -198,6 +202,7 @@ pub(crate) fn query(
     let mut request: QueryGroupsRequest = json::parse(body)?;
     request.check()?;
     request.query.check_prefetches()?;
+    scale_limits(&mut request.query.prefetch, request.group_size);
     let query = &mut request.query;
     let payload = query.with_payload.take().unwrap_or(WithPayload::All(false));
     let projection = Projection::new(named, payload, query.with_vector.as_ref())?;
@@ -283,6 +288,17 @@ pub fn raise_limits(prefetches: &mut [QueryRequest], all: usize) {
         let most = most_hits(prefetch.query.as_ref(), all);
         prefetch.limit = Some(prefetch.limit().max(most));
         raise_limits(&mut prefetch.prefetch, all);
+    }
+}
+
+/// Multiplies the limits of prefetches by the size of a group, as Qdrant does: the points of the
+/// first groups could otherwise be all hits of the prefetches.
+pub fn scale_limits(prefetches: &mut [QueryRequest], group_size: usize) {
+    for prefetch in prefetches {
+        let limit = prefetch.limit();
+        let scaled = limit.saturating_mul(group_size).min(SCALED_LIMIT_MAX);
+        prefetch.limit = Some(limit.max(scaled));
+        scale_limits(&mut prefetch.prefetch, group_size);
     }
 }
 

@@ -72,7 +72,9 @@ mod write_threads;
 pub use call::{ShardCall, refuse};
 pub use describe::{described_config, without_effect};
 pub use filters::{parse_filter, prepare_filter};
-pub use groups::{GroupValue, HitGroup, HitGroups, group_values, most_hits, raise_limits};
+pub use groups::{
+    GroupValue, HitGroup, HitGroups, group_values, most_hits, raise_limits, scale_limits,
+};
 pub use image_block::{IMAGE_BLOCK, IMAGES, NO_MODEL, keep_image_block};
 pub use json::{INTERFACE_VERSION, title};
 pub use portable::{PortableSettings, set_portable};

@@ -61,6 +61,8 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     let mut query = [RootQuery::new(request.query.clone(), members)];
     if query[0].is_grouped_by_root() {
         query[0].find_all()?;
+    } else {
+        query[0].scale_prefetches(request.group_size)?;
     }
     let run = QueriedCollection { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut query).await?;

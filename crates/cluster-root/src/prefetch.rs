@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use api_qdrant::formula::Formula;
 use api_qdrant::fusion::FusionHit;
 use api_qdrant::json::{QueryRequest, VectorQuery};
-use api_qdrant::{check_using, raise_limits};
+use api_qdrant::{check_using, raise_limits, scale_limits};
 use base::{Error, Result};
 use search::Metric;
 use search::filter::VALUES_MAX;
@@ -198,6 +198,20 @@ impl RootQuery {
     /// `Internal` if the text of a prefetch is not an object.
     pub(super) fn raise_prefetches(&mut self, all: usize) -> Result<()> {
         raise_limits(&mut self.request.prefetch, all);
+        self.write_limits()
+    }
+
+    /// Multiplies the limits of the prefetches by the size of a group, as one server does.
+    ///
+    /// # Errors
+    /// As [`RootQuery::raise_prefetches`].
+    pub(super) fn scale_prefetches(&mut self, group_size: usize) -> Result<()> {
+        scale_limits(&mut self.request.prefetch, group_size);
+        self.write_limits()
+    }
+
+    /// Writes the limits of the prefetches into their texts.
+    fn write_limits(&mut self) -> Result<()> {
         if let Some(text) = self.members.get_mut("prefetch") {
             *text = with_limits(text, &self.request.prefetch)?;
         }
@@ -367,6 +381,10 @@ mod tests {
         let mut plain = query(&json!({"query": [1], "prefetch": null}));
         plain.raise_prefetches(5000).unwrap();
         assert_eq!(plain.members["prefetch"].get(), "null");
+        let sources = json!([{"query": [2], "limit": 5}, {"query": [3], "limit": 7000}]);
+        let mut grouped = query(&json!({"query": [1], "prefetch": sources}));
+        grouped.scale_prefetches(3).unwrap();
+        assert_eq!(limits(&grouped.prefetches().unwrap()), [15, 7000]);
     }
 
     #[test]

@@ -208,6 +208,25 @@ fn a_group_has_a_point_with_several_values_once() {
 }
 
 #[test]
+fn limits_of_prefetches_grow_with_the_size_of_groups() {
+    let bench = Bench::new();
+    bench.create("c", 2, "Dot");
+    let of = [(1, [9, 1], "a"), (2, [8, 2], "b"), (3, [7, 9], "c"), (4, [6, 3], "a")];
+    let point = of.map(
+        |(id, vector, shelf)| json!({"id": id, "vector": vector, "payload": {"shelf": shelf}}),
+    );
+    bench.write(update::upsert, "c", &json!({ "points": point })).unwrap();
+    let body = json!({"query": [0, 1], "prefetch": {"query": [1, 0], "limit": 2},
+                      "group_by": "shelf", "group_size": 2, "limit": 2});
+    let found = bench.read(groups::query, "c", &body).unwrap();
+    let ids = |at: usize| {
+        let hits = found["groups"][at]["hits"].as_array().unwrap();
+        hits.iter().map(|hit| hit["id"].clone()).collect::<Vec<Value>>()
+    };
+    assert_eq!((ids(0), ids(1)), (vec![json!(3)], vec![json!(4), json!(1)]));
+}
+
+#[test]
 fn hits_are_grouped_by_a_field() {
     let groups = |bench: &Bench, body: Value| -> Vec<(Value, Vec<Value>)> {
         let found = bench.read(groups::query, "shelves", &body).unwrap();
