@@ -209,7 +209,7 @@ fn remove(value: &mut Value, path: &[Step]) {
 }
 
 /// Parses a path: names joined by dots, `[3]` for an element, `[]` for each element. A name in
-/// quotation marks may have dots.
+/// quotation marks may have dots, and may be empty.
 fn steps(path: &str) -> Result<Vec<Step>> {
     let malformed = || {
         Error::invalid(format!("the path \"{path}\" cannot be read; write names joined by dots"))
@@ -221,7 +221,7 @@ fn steps(path: &str) -> Result<Vec<Step>> {
             Some(quoted) => quoted.split_once('"').ok_or_else(malformed)?,
             None => rest.split_at(rest.find(['.', '[']).unwrap_or(rest.len())),
         };
-        if name.is_empty() {
+        if name.is_empty() && !rest.starts_with('"') {
             return Err(malformed());
         }
         steps.push(Step::Name(name.to_owned()));
@@ -320,6 +320,10 @@ mod tests {
         assert_eq!(
             changed(delete(&["\"a.b\""]), json!({"a.b": 1, "a": {"b": 2}})),
             json!({"a": {"b": 2}})
+        );
+        assert_eq!(
+            changed(delete(&["\"\"", "a.\"\""]), json!({"": 1, "a": {"": 2, "b": 3}})),
+            json!({"a": {"b": 3}})
         );
     }
 
