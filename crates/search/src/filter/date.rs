@@ -7,6 +7,8 @@ use chrono::{DateTime, FixedOffset, NaiveDate, NaiveDateTime};
 const BYTES_MAX: usize = 40;
 /// Maximum digits of a year.
 const YEAR_DIGITS_MAX: usize = 4;
+/// Maximum digits of a month.
+const MONTH_DIGITS_MAX: usize = 2;
 
 /// Returns the microseconds since 1970 of a date, or `None` if the text is not a date.
 pub fn parse_date(text: &str) -> Option<i64> {
@@ -37,15 +39,18 @@ pub fn parse_date(text: &str) -> Option<i64> {
     Some(day.and_hms_opt(0, 0, 0)?.and_utc().timestamp_micros())
 }
 
-/// Returns true if a text begins with a year, a hyphen and a digit. Most texts do not, and the
-/// parser is slow.
+/// Returns true if a text is short and begins with two numbers and hyphens. Most texts do not, and
+/// the parser is slow.
 fn looks_like_date(text: &str) -> bool {
-    let bytes = text.as_bytes();
-    let digits = bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    (1..=YEAR_DIGITS_MAX).contains(&digits)
-        && bytes.get(digits) == Some(&b'-')
-        && bytes.get(digits + 1).is_some_and(u8::is_ascii_digit)
-        && bytes.len() <= BYTES_MAX
+    let is_number = |part: &str, digits_max: usize| {
+        (1..=digits_max).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    if text.len() > BYTES_MAX {
+        return false;
+    }
+    let Some((year, rest)) = text.split_once('-') else { return false };
+    let Some((month, _)) = rest.split_once('-') else { return false };
+    is_number(year, YEAR_DIGITS_MAX) && is_number(month.trim_start(), MONTH_DIGITS_MAX)
 }
 
 #[cfg(test)]
@@ -74,9 +79,16 @@ mod tests {
         assert_eq!(parse_date("2024-06-15"), Some(noon - 43_200_000_000));
         assert_eq!(parse_date("2024-6-15"), parse_date("2024-06-15"));
         assert_eq!(parse_date("2024-06-15T12:00:00.25Z"), Some(noon + 250_000));
-        for text in
-            ["", "2024", "2024-06-15 12", "2024-13-01", "2024-0615", "Ünïcödé-text", "20240615T12"]
-        {
+        for text in [
+            "",
+            "2024",
+            "2024-06-15 12",
+            "2024-13-01",
+            "2024-0615",
+            "Ünïcödé-text",
+            "20240615T12",
+            "1-2",
+        ] {
             assert_eq!(parse_date(text), None, "{text}");
         }
     }
