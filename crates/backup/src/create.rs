@@ -231,8 +231,14 @@ async fn upload(
     let sent_before = context.progress.bytes_moved();
     let mut files = Vec::with_capacity(pinned.files().len());
     let mut uploaded_files = 0;
+    let mut objects = Vec::with_capacity(pinned.files().len());
     for file in pinned.files() {
-        let object = object_name(context, source, file, id).await?;
+        objects.push(object_name(context, source, file, id).await?);
+    }
+    let missing = pinned.files().iter().zip(&objects);
+    let missing = missing.filter(|(file, object)| !known.has(object, file.bytes));
+    let mut missing_bytes: u64 = missing.map(|(file, _)| file.bytes).sum();
+    for (file, object) in pinned.files().iter().zip(objects) {
         let stored = known.has(&object, file.bytes);
         let earlier = known.listed.get(&object);
         let listed = earlier.filter(|found| found.bytes == file.bytes);
@@ -251,6 +257,8 @@ async fn upload(
                 if let Some(earlier) = earlier {
                     check_unchanged(context, pinned, file, earlier).await?;
                 }
+                check_room(context, named, mark, missing_bytes)?;
+                missing_bytes -= file.bytes;
                 uploaded_files += 1;
                 let key = context.store.object_key(named.name(), &object);
                 let opened = pinned.open(file)?;
@@ -275,6 +283,21 @@ async fn upload(
     let uploaded_bytes = context.progress.bytes_moved() - sent_before;
     let lists_read = known.lists_read;
     Ok(BackupReport { uploaded_files, uploaded_bytes, lists_read, ..report(&list) })
+}
+
+/// Checks that `bytes` more in the store leave the reserve of the collection's disk free. A backup
+/// on the same disk would otherwise stop all writes, and its objects would stay for a day.
+///
+/// # Errors
+/// `StorageFull` if the store is on the disk of the collection, and this disk lacks the space.
+fn check_room(
+    context: &BackupContext<'_>,
+    named: &NamedCollection,
+    mark: &Mark<'_>,
+    bytes: u64,
+) -> Result<()> {
+    let Some(path) = context.store.local_path(mark.key())? else { return Ok(()) };
+    named.check_room_beside(&path, bytes).map_err(|error| error.context("the backup"))
 }
 
 /// Returns the BLAKE3 hash of a file.

@@ -85,6 +85,11 @@ impl<'a> Mark<'a> {
         })
     }
 
+    /// Returns the key of the mark.
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
     /// Puts the mark again if it may soon be stale.
     ///
     /// # Errors

@@ -26,7 +26,13 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) type Contents = BTreeMap<String, (Vec<f32>, String)>;
 
 pub(crate) fn open(directory: &Path) -> Arc<Registry> {
+    open_with_reserve(directory, 0)
+}
+
+/// Opens a registry that keeps `disk_reserve` bytes of the disk free.
+pub(crate) fn open_with_reserve(directory: &Path, disk_reserve: u64) -> Arc<Registry> {
     let options = RegistryOptions {
+        disk_reserve: Some(disk_reserve),
         cache_bytes: 1 << 20,
         medium: MediumChoice::Auto,
         ..RegistryOptions::for_tests(directory)

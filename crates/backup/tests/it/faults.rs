@@ -11,7 +11,7 @@ use search::registry::NamedCollection;
 use storage::page::PAGE_BYTES;
 use storage::superblock::Superblock;
 
-use crate::common::{TestStore, contents, create, open, put};
+use crate::common::{TestStore, contents, create, open, open_with_reserve, put};
 
 fn objects(store: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = std::fs::read_dir(store.join("c/objects"))
@@ -259,4 +259,27 @@ fn damage_that_no_read_has_found_is_not_backed_up() {
         }
         assert!(block_on(store.store.ids(&name)).unwrap().is_empty(), "{name}");
     }
+}
+
+#[test]
+fn a_backup_leaves_the_reserve_of_the_disk_free() {
+    let directory = tempfile::tempdir().unwrap();
+    let collections = directory.path().join("collections");
+    let place = directory.path().join("store");
+    let store = TestStore::open(&place);
+    let registry = open(&collections);
+    put(&create(&registry, "c"), 0..20, 1);
+    drop(registry);
+    // No disk has so much free space.
+    let registry = open_with_reserve(&collections, u64::MAX / 2);
+    let named = registry.get("c").unwrap();
+    let full = block_on(backup::create(&store.context(), &named, BackupExtent::Missing));
+    let full = full.unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+    assert!(full.message().contains("--search-disk-reserve"), "{full}");
+    assert!(!place.join("c/objects").exists(), "nothing is stored");
+    drop(named);
+    drop(registry);
+    let registry = open(&collections);
+    store.back_up(&registry.get("c").unwrap());
 }

@@ -145,6 +145,14 @@ impl Collection {
         }
     }
 
+    /// Checks that other files of `bytes` bytes on the same disk leave the reserve free.
+    ///
+    /// # Errors
+    /// `StorageFull` if less than the reserve would be free afterwards.
+    pub(crate) fn check_room_for(&self, bytes: u64) -> Result<()> {
+        check_room_to_create(&*self.medium, self.options.disk_reserve, bytes)
+    }
+
     /// Checks that merging segments of `bytes` leaves the room that flushes need.
     ///
     /// # Errors

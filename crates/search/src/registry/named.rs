@@ -1,5 +1,6 @@
 //! Collection with a name: reads of its points. Changes are in `write`.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -153,6 +154,20 @@ impl NamedCollection {
 
     pub(super) fn points_directory(&self) -> PathBuf {
         self.directory.join(&self.points)
+    }
+
+    /// Checks that files of `bytes` bytes beside `path` leave the reserve of the disk free. Returns
+    /// no error if `path` is on another disk than the collection.
+    ///
+    /// # Errors
+    /// `StorageFull` if less than the reserve would be free afterwards.
+    pub fn check_room_beside(&self, path: &Path, bytes: u64) -> Result<()> {
+        let disk = |path: &Path| std::fs::metadata(path).map(|found| found.dev()).ok();
+        let own = disk(&self.directory);
+        if own.is_none() || own != disk(path) {
+            return Ok(());
+        }
+        self.collection.check_room_for(bytes)
     }
 
     /// Returns the name of the directory of its points, which no other collection ever has.
