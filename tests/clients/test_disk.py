@@ -103,6 +103,22 @@ def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path, small_disk):
         assert server.stop() == 0, server.log_text()
 
 
+def test_a_snapshot_is_deleted_on_a_full_disk(tmp_path, small_disk):
+    small_disk(tmp_path / "collections", "16m")
+    server = start(tmp_path)
+    try:
+        create(server)
+        assert upsert(server, 0, 200).status_code == 200
+        snapshots = f"{server.url}/collections/c/snapshots"
+        name = requests.post(snapshots, timeout=60).json()["result"]["name"]
+        fill(tmp_path / "collections/.ballast")
+        deleted = requests.delete(f"{snapshots}/{name}", timeout=60)
+        assert deleted.status_code == 200, deleted.text
+        assert requests.get(snapshots, timeout=60).json()["result"] == []
+    finally:
+        assert server.stop() == 0, server.log_text()
+
+
 @pytest.mark.parametrize("harm", ["gone", "cut", "end"])
 def test_a_log_that_lost_acknowledged_points_is_named(tmp_path, harm):
     server = start(tmp_path)

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use chrono::{DateTime, Utc};
+use model_store::is_full;
 use serde::Serialize;
 
 use crate::list::{BackupId, BackupList};
@@ -97,7 +98,37 @@ pub async fn delete(
             context.store.shown()
         )));
     }
-    remove(context, collection, grace, KeptLists::Unread, |_, _| vec![backup.clone()]).await
+    let one = |_: &BackupTimes, _| vec![backup.clone()];
+    match remove(context, collection, grace, KeptLists::Unread, one).await {
+        Err(error) if is_full(&error) => {
+            delete_on_full_disk(context, collection, backup, grace).await
+        }
+        report => report,
+    }
+}
+
+/// Removes the list of a backup first, which makes room for the mark of the removal of objects. No
+/// mark protects lists: each removal and each backup reads them again.
+///
+/// # Errors
+/// As [`delete`].
+async fn delete_on_full_disk(
+    context: &BackupContext<'_>,
+    collection: &str,
+    backup: &BackupId,
+    grace: Duration,
+) -> Result<PruneReport> {
+    context.store.remove(&context.store.list_key(collection, backup)).await?;
+    let objects = remove(context, collection, grace, KeptLists::Unread, |_, _| Vec::new()).await;
+    let report = match objects {
+        Err(error) if is_full(&error) => PruneReport {
+            kept: context.store.ids(collection).await?.len(),
+            objects_kept: Some(error.message().to_owned()),
+            ..PruneReport::default()
+        },
+        report => report?,
+    };
+    Ok(PruneReport { removed: vec![backup.clone()], ..report })
 }
 
 /// Removes objects of a collection that no backup needs, such as those of a backup that was stopped

@@ -42,4 +42,5 @@ pub use place::{
 };
 pub use plan::FetchEstimate;
 pub use small_objects::SmallObjects;
+pub use store_error::is_full;
 pub use upload::{UploadProgress, upload};

@@ -58,8 +58,8 @@ pub(crate) fn convert(error: object_store::Error, shown: &str, refusal: StoreRef
     Error::new(kind, format!("{shown}: {cause}; {remedy}")).with_source(error)
 }
 
-/// Returns true if a directory of this machine has no space.
-fn is_full(error: &object_store::Error) -> bool {
+/// Returns true if the cause of `error` is a directory of this machine without space.
+pub fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(next) = cause {
