@@ -1,6 +1,7 @@
 //! Rollouts and withdrawals that a restart continues.
 
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use base::{Error, Result};
@@ -254,6 +255,33 @@ fn a_rollout_is_kept_from_the_load_on() {
     eventually("another try is due", is_tried_again);
     world.looks();
     assert_eq!(during_load, kept());
+}
+
+/// The server may be killed right after the answer.
+#[test]
+fn files_have_a_change_by_hand_before_its_answer() {
+    let change: fn(&mut lifecycle::LifecycleConfig) = |config| {
+        config.rollouts_file = Some(config.cache_dir.join("rollouts.toml"));
+        config.withdrawn_file = Some(config.cache_dir.join("withdrawn.toml"));
+    };
+    let mut world = World::prepare(64 * MIB);
+    world.settings("m", HALF);
+    world.publish("m", 1);
+    world.start(Setting { change, ..Setting::default() });
+    world.until_ready("m", 1);
+    world.publish("m", 2);
+    until_state(&world, RolloutState::Running);
+    let files = ["rollouts.toml", "withdrawn.toml"].map(|name| world.cache.path().join(name));
+    let (sender, receiver) = mpsc::channel();
+    let done = Box::new(move |result: Result<()>| {
+        let kept = files.map(|file| std::fs::read_to_string(file).unwrap_or_default());
+        drop(sender.send(result.map(|()| kept)));
+    });
+    world.lifecycle().rollout("m", RolloutAction::RollBack(None), done);
+    let answer = receiver.recv_timeout(Duration::from_secs(60)).expect("an answer");
+    let [rollouts, withdrawn] = answer.unwrap();
+    assert!(!rollouts.contains("candidate"), "{rollouts}");
+    assert!(withdrawn.contains("version = 2"), "{withdrawn}");
 }
 
 #[test]

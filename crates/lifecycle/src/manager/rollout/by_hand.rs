@@ -40,8 +40,11 @@ impl Manager {
                 Err(error) => Err(error),
             },
         };
-        // The answer must not come before the status shows the change.
+        // The answer must not come before the status shows the change, nor before the files have
+        // it: the server may be killed then.
         model.report();
+        model.keep_withdrawals(&mut self.context);
+        model.keep_rollout(&mut self.context);
         done(result);
         Touched::One(name)
     }
