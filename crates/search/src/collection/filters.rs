@@ -7,6 +7,7 @@
 mod counts;
 mod filter_scan;
 mod held;
+mod payload_reader;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,6 +29,7 @@ use crate::segment::Segment;
 pub(super) use self::counts::FilterCounts;
 pub use self::counts::FilterStats;
 pub(super) use self::held::FilterCaches;
+pub(super) use self::payload_reader::PayloadReader;
 
 /// Maximum bytes of a filter that is cached for other queries. Filters that are used again are
 /// short. The rows of a longer filter are kept for the slices of its own query.
@@ -216,27 +218,30 @@ pub(super) fn set_bytes(segment: &Segment) -> u64 {
 }
 
 /// Parses a payload; `None` if it is not JSON.
-pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
+fn value_of(bytes: &[u8]) -> Option<Value> {
     if bytes.is_empty() { Some(Value::Null) } else { serde_json::from_slice(bytes).ok() }
 }
 
 /// Pass of a filter over rows of memtables, which stops at the deadline of the work on this thread.
 pub(super) struct MemtableFilter<'a> {
     filter: Option<&'a Filter>,
+    reader: PayloadReader<'a>,
     scan: PayloadScan,
 }
 
 impl<'a> MemtableFilter<'a> {
     /// Starts a pass. Every row matches `None`, which reads no payload.
     pub(super) fn new(filter: Option<&'a Filter>) -> MemtableFilter<'a> {
-        MemtableFilter { filter, scan: PayloadScan::in_memory() }
+        let reader = PayloadReader::new(filter, None);
+        MemtableFilter { filter, reader, scan: PayloadScan::in_memory() }
     }
 
     /// Returns true if a row matches. After the deadline no row does.
     pub(super) fn allows(&mut self, row: &MemtableRow) -> bool {
         let Some(filter) = self.filter else { return true };
         self.scan.next_row() == ScanStep::Read
-            && value_of(&row.payload).is_some_and(|value| filter.matches(row.id, &value))
+            && self.reader.may_match(&row.payload)
+            && self.reader.read(&row.payload).is_some_and(|value| filter.matches(row.id, &value))
     }
 
     /// Checks that every row was read.

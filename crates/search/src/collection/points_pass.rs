@@ -12,7 +12,7 @@ use coarse::RowSet;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::filters::{set_bytes, value_of};
+use super::filters::{PayloadReader, set_bytes};
 use super::inner::Collection;
 use super::scan::{self, PayloadScan, ScanStep};
 use super::state::{CollectionState, SegmentView};
@@ -112,16 +112,17 @@ impl PointsPass {
         visitor: &mut impl PointVisitor,
     ) -> Result<()> {
         let state = self.state.clone();
+        let reader = PayloadReader::new(filter, Some(key));
         let mut scan = PayloadScan::in_slices();
         while let Some(slot) = state.segments.get(self.segments) {
             if let Some(view) = slot.view() {
                 collection.check_open()?;
-                self.visit_segment(collection, filter, view, visitor, &mut scan)?;
+                self.visit_segment(collection, filter, view, visitor, &reader, &mut scan)?;
                 scan.check(&format!("\"{key}\" has no index"))?;
             }
             self.segments += 1;
         }
-        self.visit_memtables(&state, filter, visitor, &mut scan)?;
+        self.visit_memtables(&state, filter, visitor, &reader, &mut scan)?;
         scan.check("new points are not in a segment yet")
     }
 
@@ -133,6 +134,7 @@ impl PointsPass {
         filter: Option<&Filter>,
         view: &SegmentView,
         visitor: &mut impl PointVisitor,
+        reader: &PayloadReader<'_>,
         scan: &mut PayloadScan,
     ) -> Result<()> {
         let rest = match self.rest.take() {
@@ -153,7 +155,7 @@ impl PointsPass {
             }
         };
         unread.next = match unread.next {
-            Some(first) => self.read(view, &unread.rows, first, visitor, scan)?,
+            Some(first) => self.read(view, &unread.rows, first, visitor, reader, scan)?,
             None => None,
         };
         if unread.next.is_some() {
@@ -169,6 +171,7 @@ impl PointsPass {
         rows: &RowSet,
         first: u32,
         visitor: &mut impl PointVisitor,
+        reader: &PayloadReader<'_>,
         scan: &mut PayloadScan,
     ) -> Result<Option<u32>> {
         let mut is_damaged = false;
@@ -177,7 +180,7 @@ impl PointsPass {
             if scan.next_row() != ScanStep::Read {
                 return ControlFlow::Break(());
             }
-            let visited = match value_of(bytes) {
+            let visited = match reader.read(bytes) {
                 Some(payload) => visitor.visit_row(view, row, &payload),
                 None => Ok(false),
             };
@@ -205,6 +208,7 @@ impl PointsPass {
         state: &CollectionState,
         filter: Option<&Filter>,
         visitor: &mut impl PointVisitor,
+        reader: &PayloadReader<'_>,
         scan: &mut PayloadScan,
     ) -> Result<()> {
         let live = state.memtables.iter().flat_map(|memtable| memtable.live().map(|(_, row)| row));
@@ -213,7 +217,10 @@ impl PointsPass {
                 return Ok(());
             }
             self.unflushed += 1;
-            match value_of(&row.payload) {
+            if !reader.may_match(&row.payload) {
+                continue;
+            }
+            match reader.read(&row.payload) {
                 Some(payload) if filter.is_none_or(|filter| filter.matches(row.id, &payload)) => {
                     visitor.visit_unflushed(row.id, &payload)?;
                 }

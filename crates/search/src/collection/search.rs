@@ -202,8 +202,9 @@ impl Collection {
         let mut matching = MemtableFilter::new(query.filter);
         for memtable in &state.memtables {
             memtable.scan(&sketch, best.floor, |row| {
-                if matching.allows(row) {
-                    let coarse = similarity(metric, query.embedding, &row.embedding);
+                let coarse = similarity(metric, query.embedding, &row.embedding);
+                // Similarity is compared first, because a filter parses the payload.
+                if coarse >= best.floor && matching.allows(row) {
                     best.offer(RankedPoint {
                         coarse,
                         id: row.id,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::Result;
 use coarse::RowSet;
 
-use super::{SelectedRows, value_of};
+use super::{PayloadReader, SelectedRows};
 use crate::budget::BudgetReservation;
 use crate::collection::scan::{PayloadScan, ScanStep};
 use crate::filter::Filter;
@@ -44,12 +44,13 @@ impl FilterScan {
         let FilterScan { filter, selected, undecided, next, .. } = self;
         let Some(first) = *next else { return Ok(()) };
         let SelectedRows { rows, lost } = selected;
+        let reader = PayloadReader::new(Some(&**filter), None);
         let mut unreadable = 0;
         let read = segment.payloads_of(undecided, first, &mut |row, bytes| {
             if pass.next_row() != ScanStep::Read {
                 return ControlFlow::Break(());
             }
-            match (segment.ids().id(row), value_of(bytes)) {
+            match (segment.ids().id(row), reader.read(bytes)) {
                 (Some(id), Some(value)) if filter.matches(id, &value) => rows.insert(row),
                 (Some(_), Some(_)) => {}
                 _ => unreadable += 1,
