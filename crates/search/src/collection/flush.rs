@@ -16,10 +16,14 @@ use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
 use crate::budget::BudgetReservation;
 use crate::deletes::Deletes;
 use crate::ingest::{Memtable, MemtableRow};
+use crate::payload_index::SpareIndexMemory;
 use crate::segment::{self, RowSource, Segment, SegmentPlan, WrittenSegment};
 
 /// Rows whose embeddings are passed on at once.
 const SCANNED_ROWS: usize = 256;
+/// A flush takes at most this part of the free memory for a payload index, because new points need
+/// memory too.
+const SPARE_SHARE: u64 = 8;
 
 /// Rows of a memtable that were live when the flush began.
 struct MemtableSource {
@@ -175,13 +179,16 @@ impl Collection {
         let rows = source.rows.len() as u64;
         let needed = self.options.segment_form().working_bytes(rows);
         let working = headroom.split(needed, "flush")?;
+        let spare = SpareIndexMemory::new(&self.budget, SPARE_SHARE);
         let threads = BuildThreads {
             count: self.options.build_threads,
             should_continue: &|| self.may_flush(deadline),
         };
-        let written = self.write_segment(&pending, uuid, &mut source, 0, threads, &|bytes| {
-            self.flush_step(bytes, deadline)
-        });
+        let written =
+            self.write_segment(&pending, uuid, &mut source, spare.as_ref(), threads, &|bytes| {
+                self.flush_step(bytes, deadline)
+            });
+        drop(spare);
         headroom.join(working);
         let written = written?;
         headroom.refill(headroom_bytes(self.memtable_bytes));
@@ -220,19 +227,19 @@ impl Collection {
         published
     }
 
-    /// Writes a segment; removes the file after an error. `spare_bytes` is memory for the payload
-    /// index, in addition to the working memory of every segment.
+    /// Writes a segment; removes the file after an error. `spare` is memory for the payload index,
+    /// in addition to the working memory of every segment.
     pub(super) fn write_segment(
         &self,
         pending: &PendingFile<'_>,
         uuid: [u8; 16],
         source: &mut dyn RowSource,
-        spare_bytes: u64,
+        spare: Option<&SpareIndexMemory>,
         threads: BuildThreads<'_>,
         step: segment::IoStep<'_>,
     ) -> Result<WrittenSegment> {
         let rows = source.rows() as u64;
-        let index_bytes = self.options.segment_form().payload_index_bytes(rows) + spare_bytes;
+        let index_bytes = self.options.segment_form().payload_index_bytes(rows);
         let plan = SegmentPlan {
             settings: self.options.shape.settings(),
             records: self.options.records,
@@ -240,6 +247,7 @@ impl Collection {
             threads,
             uuid,
             index_bytes,
+            index_spare: spare,
         };
         let written = segment::write(&*self.medium, &pending.name, &plan, source, step);
         self.disk.changed();

@@ -13,10 +13,9 @@ use super::names::CollectionFile;
 use super::options::Merging;
 use super::stall::Urgency;
 use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
-use crate::budget::BudgetReservation;
 use crate::codes::CodesPlace;
 use crate::deletes::Deletes;
-use crate::payload_index::SPARE_ROW_BYTES;
+use crate::payload_index::SpareIndexMemory;
 use crate::rerank::Records;
 use crate::segment::{PageCache, RowSource};
 
@@ -27,6 +26,9 @@ const CACHED_PAGES: usize = 256;
 const SCANNED_VALUES: usize = 128 << 10;
 /// Bytes per row of [`MergeSource::rows`].
 const PLACE_BYTES: u64 = 8;
+/// A merge takes at most this part of the free memory for a payload index. The rest is for the
+/// merged segment.
+const SPARE_SHARE: u64 = 2;
 
 /// Merging is behind if `BEHIND * fan_in` segments of similar size wait. The merge is then
 /// escalated. If it lacks memory, codes of open segments move to the medium.
@@ -431,15 +433,6 @@ impl Collection {
         fits.min(self.options.merging.rows_max)
     }
 
-    /// Reserves memory for the payload index of a merged segment of `rows` rows, if it is free.
-    /// Without it, fields with many distinct values may get no index.
-    fn spare_for_index(&self, rows: u64) -> Option<BudgetReservation> {
-        let spare = rows * SPARE_ROW_BYTES;
-        // The other half of the free memory is for the merged segment.
-        let has_room = spare <= self.budget.free() / 2;
-        has_room.then(|| self.budget.reserve_if_free(spare)).flatten()
-    }
-
     /// Writes the live rows of the segments `numbers`, whose views are `views`, as one segment, and
     /// publishes it in their place.
     ///
@@ -462,8 +455,7 @@ impl Collection {
         let needed = self.options.segment_form().working_bytes(count) + count * PLACE_BYTES;
         let working =
             self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
-        let spare = self.spare_for_index(count);
-        let spare_bytes = spare.as_ref().map_or(0, BudgetReservation::bytes);
+        let spare = SpareIndexMemory::new(&self.budget, SPARE_SHARE);
         let number = self.new_file_number();
         let pending = self.pending_file(CollectionFile::Segment(number));
         let uuid = new_uuid();
@@ -479,7 +471,7 @@ impl Collection {
             should_continue: &|| self.may_merge(urgency),
         };
         let written =
-            self.write_segment(&pending, uuid, &mut source, spare_bytes, threads, &|bytes| {
+            self.write_segment(&pending, uuid, &mut source, spare.as_ref(), threads, &|bytes| {
                 self.merge_step(bytes, urgency)
             })?;
         drop((working, spare));

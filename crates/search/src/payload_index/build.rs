@@ -13,6 +13,7 @@ use super::directory::{
 use super::key::{IndexKey, KeyOf, KeyRef, encode_number};
 use super::paths::{PathValue, ValueParent, each_path};
 use super::prefix::{PREFIX_STEP_MIN, PREFIXES_MAX, PrefixBitmap, bitmap_bytes};
+use super::spare::SpareIndexMemory;
 use super::{
     BLOCK_BYTES, DENSE_MAX, DENSE_ROWS_MIN, DENSE_SHARE, DIRECTORY_BYTES_MAX, FIELDS_MAX, KINDS,
     READ_BYTES_MAX, SMALL_BLOCK_BYTES, SMALL_BLOCKS_DIRECTORY_BYTES, TEXT_BYTES_MAX, UNINDEXED_MAX,
@@ -28,9 +29,10 @@ const POSTING_BYTES: u64 = 16;
 /// Bytes of memory for values per row.
 const ROW_BYTES: u64 = 256;
 
-/// Bytes of memory per row that a merge adds if they are free: about four more fields with a
-/// different value in each row.
-pub(crate) const SPARE_ROW_BYTES: u64 = 512;
+/// Bytes by which the memory of a builder grows at least.
+const GROWTH_BYTES: u64 = 1 << 20;
+/// Maximum memory of a builder: the rows of a field are counted in 32 bits.
+const MEMORY_BYTES_MAX: u64 = u32::MAX as u64 * POSTING_BYTES;
 
 /// Returns the bytes of memory of a builder for `rows` rows, in addition to the memory that the
 /// coarse index has used before.
@@ -39,7 +41,7 @@ pub(crate) fn memory_bytes(rows: u64) -> u64 {
 }
 
 /// Builder of a payload index, in the order of rows.
-pub(crate) struct PayloadIndexBuilder {
+pub(crate) struct PayloadIndexBuilder<'a> {
     rows: u32,
     fields: Vec<FieldBuilder>,
     by_path: HashMap<String, FieldState>,
@@ -48,6 +50,9 @@ pub(crate) struct PayloadIndexBuilder {
     complete: bool,
     bytes: u64,
     bytes_max: u64,
+    spare: Option<&'a SpareIndexMemory>,
+    /// Bytes of `spare`, which `bytes_max` includes.
+    spare_bytes: u64,
     /// True once a payload was not JSON. The segment then has no index, so that queries notice the
     /// payload.
     broken: bool,
@@ -87,10 +92,13 @@ struct FieldSets {
     bare: RoaringBitmap,
 }
 
-impl PayloadIndexBuilder {
-    /// Creates a builder that uses at most `bytes_max` bytes of memory. A field that does not fit
-    /// gets no index.
-    pub(crate) fn new(bytes_max: u64) -> PayloadIndexBuilder {
+impl<'a> PayloadIndexBuilder<'a> {
+    /// Creates a builder that uses at most `bytes_max` bytes of memory, and what `spare` has. A
+    /// field that does not fit gets no index.
+    pub(crate) fn new(
+        bytes_max: u64,
+        spare: Option<&'a SpareIndexMemory>,
+    ) -> PayloadIndexBuilder<'a> {
         PayloadIndexBuilder {
             rows: 0,
             fields: Vec::new(),
@@ -98,8 +106,9 @@ impl PayloadIndexBuilder {
             unindexed: Vec::new(),
             complete: true,
             bytes: 0,
-            // The rows of a field are counted in 32 bits.
-            bytes_max: bytes_max.min(u64::from(u32::MAX) * POSTING_BYTES),
+            bytes_max: bytes_max.min(MEMORY_BYTES_MAX),
+            spare,
+            spare_bytes: 0,
             broken: false,
         }
     }
@@ -118,8 +127,24 @@ impl PayloadIndexBuilder {
         };
         each_path(&payload, &mut |path, value, parent| self.value(row, path, value, parent));
         while self.bytes > self.bytes_max {
-            self.drop_largest();
+            if !self.has_grown() {
+                self.drop_largest();
+            }
         }
+    }
+
+    /// Reserves memory for more values. Returns false if there is none.
+    fn has_grown(&mut self) -> bool {
+        // Memory that other work needs is not reserved before it is used.
+        let more = GROWTH_BYTES.max(self.bytes_max / 8).max(self.bytes - self.bytes_max);
+        let spare_bytes = self.spare_bytes + more;
+        let grows = self.bytes_max + more <= MEMORY_BYTES_MAX
+            && self.spare.is_some_and(|spare| spare.grow(spare_bytes));
+        if grows {
+            self.spare_bytes = spare_bytes;
+            self.bytes_max += more;
+        }
+        grows
     }
 
     fn value(&mut self, row: u32, path: &str, value: PathValue<'_>, parent: ValueParent) {

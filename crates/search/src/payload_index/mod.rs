@@ -24,16 +24,18 @@ mod prefix;
 mod read;
 mod select;
 mod selection;
+mod spare;
 #[cfg(test)]
 mod tests;
 mod values;
 
-pub(crate) use build::{PayloadIndexBuilder, SPARE_ROW_BYTES, memory_bytes};
+pub(crate) use build::{PayloadIndexBuilder, memory_bytes};
 pub(crate) use key::{ExactNumber, KeyOf, KeyRef};
 pub(crate) use order::{OrderKey, OrderPosition, OrderRange, OrderedRowVisitor, OrderedVisit};
 pub(crate) use read::PayloadIndex;
 pub(crate) use select::{FilterInput, IndexAnswer, select};
 pub(crate) use selection::SelectionParts;
+pub(crate) use spare::SpareIndexMemory;
 #[cfg(test)]
 pub(crate) use tests::segment_of_values;
 pub(crate) use values::{CountPosition, ValueCounts, ValueVisitor};

@@ -82,6 +82,7 @@ fn segment_of(payloads: Vec<Vec<u8>>) -> TestSegment {
         threads: BuildThreads::of(1),
         uuid: [7; 16],
         index_bytes: memory_bytes(payloads.len() as u64),
+        index_spare: None,
     };
     write(&*medium, NAME, &plan, &mut Payloads(payloads), &|_| Ok(())).unwrap();
     let (segment, cache) = opened(&*medium);
@@ -432,9 +433,9 @@ fn too_many_fields_are_named() {
 }
 
 /// Returns the bytes of the directory, and its offset, of rows with an id and one more member,
-/// whose memory has no room for the ids.
-fn directory_without_ids(member: &str) -> (Vec<u8>, u64) {
-    let mut builder = PayloadIndexBuilder::new(20_000);
+/// whose memory has no room for the ids without `spare`.
+fn small_directory(member: &str, spare: Option<&SpareIndexMemory>) -> (Vec<u8>, u64) {
+    let mut builder = PayloadIndexBuilder::new(20_000, spare);
     for row in 0..1000 {
         builder.add(json!({"id": format!("row {row}"), member: row % 2}).to_string().as_bytes());
     }
@@ -452,7 +453,7 @@ fn directory_without_ids(member: &str) -> (Vec<u8>, u64) {
 
 #[test]
 fn a_field_without_a_name_is_indexed_once() {
-    let (encoded, offset) = directory_without_ids("");
+    let (encoded, offset) = small_directory("", None);
     let directory = directory::IndexDirectory::decode(&encoded, offset).unwrap();
     let indexed: Vec<&str> = directory.fields.iter().map(|field| &*field.path).collect();
     assert_eq!(indexed, [""]);
@@ -492,7 +493,7 @@ fn a_null_in_a_list_within_a_list_is_found() {
 
 #[test]
 fn a_field_beyond_the_memory_is_left_out() {
-    let (encoded, offset) = directory_without_ids("kind");
+    let (encoded, offset) = small_directory("kind", None);
     let directory = directory::IndexDirectory::decode(&encoded, offset).unwrap();
     let indexed: Vec<&str> = directory.fields.iter().map(|field| &*field.path).collect();
     assert_eq!(indexed, ["kind"]);
@@ -501,6 +502,21 @@ fn a_field_beyond_the_memory_is_left_out() {
     // Every shorter directory is refused.
     for end in 0..encoded.len() {
         assert!(directory::IndexDirectory::decode(&encoded[..end], offset).is_err(), "{end}");
+    }
+}
+
+#[test]
+fn free_memory_keeps_a_field_with_many_values() {
+    for (free, unindexed) in [(8 << 20, 0), (1 << 20, 1)] {
+        let budget = MemoryBudget::new(free);
+        let spare = SpareIndexMemory::new(&budget, 2);
+        let (encoded, offset) = small_directory("kind", spare.as_ref());
+        let directory = directory::IndexDirectory::decode(&encoded, offset).unwrap();
+        assert_eq!(directory.unindexed.len(), unindexed);
+        let used = budget.stats().used;
+        assert!(used <= free / 2 && (used > 0) == (unindexed == 0), "{used} of {free}");
+        drop(spare);
+        assert_eq!(budget.stats().used, 0);
     }
 }
 

@@ -11,7 +11,7 @@ use super::file::{IoStep, SegmentFileWriter};
 use super::ids::SegmentIds;
 use super::layout::{RecordKind, SegmentSettings, VectorEncoding, kind};
 use super::rows::RowMapBuilder;
-use crate::payload_index::{self, PayloadIndexBuilder};
+use crate::payload_index::{self, PayloadIndexBuilder, SpareIndexMemory};
 
 /// Bytes of finished pages collected per write.
 const DRAIN_BYTES: usize = 1 << 18;
@@ -51,6 +51,8 @@ pub(crate) struct SegmentPlan<'a> {
     /// Maximum bytes of memory for building the payload index. At least
     /// [`SegmentForm::payload_index_bytes`].
     pub(crate) index_bytes: u64,
+    /// More memory for it.
+    pub(crate) index_spare: Option<&'a SpareIndexMemory>,
 }
 
 /// Segment that was written.
@@ -197,7 +199,7 @@ pub(crate) fn write(
     file.section(kind::ID_ORDER, &by_id)?;
     drop((ids, by_row, by_id));
     write_records(&mut file, plan.records, &order, source)?;
-    let mut index = PayloadIndexBuilder::new(plan.index_bytes);
+    let mut index = PayloadIndexBuilder::new(plan.index_bytes, plan.index_spare);
     let payloads = write_pages(&mut file, kind::PAYLOADS, &order, |row, out| {
         source.payload(row, out)?;
         index.add(out);
@@ -231,7 +233,7 @@ fn write_records(
     }
 }
 
-fn write_index(file: &mut SegmentFileWriter<'_>, index: PayloadIndexBuilder) -> Result<()> {
+fn write_index(file: &mut SegmentFileWriter<'_>, index: PayloadIndexBuilder<'_>) -> Result<()> {
     if !index.is_sound() {
         return Ok(());
     }
