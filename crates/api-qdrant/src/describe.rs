@@ -3,7 +3,6 @@
 use crate::json::{distance_name, index_hints};
 use base::Result;
 use search::collection::{FieldType, IndexedField, SearchThread, Status};
-use search::filter::{Condition, Filter, Match};
 use search::registry::{CollectionSettings, NamedCollection, medium_name};
 use serde_json::{Map, Value, json};
 
@@ -60,10 +59,11 @@ pub(crate) fn describe(
     let status = named.collection().status();
     let error = [&status.flush_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();
-    let schema = payload_schema(named, &settings)?;
+    let indexed = named.collection().indexed_fields()?;
+    let schema = payload_schema(named, &settings, &indexed)?;
     let metadata = stored(&settings.extra, "metadata").cloned().unwrap_or_default();
     Ok(json!({
-        "warnings": warnings(&status, &settings, unindexed(named)?),
+        "warnings": warnings(&status, &settings, unindexed(&indexed)),
         "status": colour(&status),
         "optimizing": status.optimizing,
         "optimizer_status": error.map_or_else(|| json!("ok"), |error| json!({ "error": error })),
@@ -131,8 +131,8 @@ pub(crate) fn segments(
 fn payload_schema(
     named: &NamedCollection,
     settings: &CollectionSettings,
+    indexed: &[IndexedField],
 ) -> Result<Map<String, Value>> {
-    let indexed = named.collection().indexed_fields()?;
     let mut fields = Map::new();
     for (field, schema) in stored(&settings.extra, "payload_schema").into_iter().flatten() {
         let points = if named.collection().has_index(field) {
@@ -157,31 +157,27 @@ fn payload_schema(
             FieldType::Datetime => "datetime",
             FieldType::Keyword => "keyword",
         };
-        fields.insert(field.path, json!({ "data_type": data_type, "points": field.points }));
+        fields
+            .insert(field.path.clone(), json!({ "data_type": data_type, "points": field.points }));
     }
     Ok(fields)
 }
 
 /// Counts the points with a value of an indexed field.
 fn count_values(named: &NamedCollection, field: &str) -> Result<u64> {
-    // Matches any value.
-    let matching = Match::Except(Vec::<Value>::new().into());
-    let filled = Condition::Match { key: field.to_owned(), matching };
-    let filled = Filter { must: vec![filled], ..Filter::default() };
-    let counted = named.count(Some(&filled));
+    let counted = named.count_filled(field);
     let counted = counted.map_err(|error| error.context(format_args!("payload_schema.{field}")));
     Ok(counted?.count)
 }
 
 /// Returns the fields that some segments do not index, with the reason.
-fn unindexed(named: &NamedCollection) -> Result<Vec<String>> {
-    let fields = named.collection().indexed_fields()?.into_iter();
-    let warning = |field: IndexedField| {
-        let reason = field.unindexed?;
-        let path = field.path;
+fn unindexed(indexed: &[IndexedField]) -> Vec<String> {
+    let warning = |field: &IndexedField| {
+        let reason = field.unindexed.as_ref()?;
+        let path = &field.path;
         Some(format!("\"{path}\" has no index in {reason}; filters on it read payloads"))
     };
-    Ok(fields.filter_map(warning).collect())
+    indexed.iter().filter_map(warning).collect()
 }
 
 /// Returns warnings: damaged parts by name, reasons for refused writes, settings without effect,

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, Result};
 use coarse::{Exact, RowSet};
 
-use super::filters::MemtableFilter;
+use super::filters::{MemtableFilter, PayloadReader};
 use super::inner::Collection;
 use super::search::SearchThread;
 use super::state::{CollectionState, PointLocation, SegmentContent, SegmentView};
-use crate::filter::Filter;
+use crate::filter::{Condition, Filter, Match, MatchValues};
 use crate::ingest::{MemtableRow, StoredPoint};
 use crate::segment::{PageCache, similarity};
 
@@ -123,19 +123,46 @@ impl Collection {
     /// As [`Collection::ids_from`].
     pub(crate) fn count_where(&self, filter: Option<&Filter>) -> Result<PointCount> {
         let state = self.read_state();
-        let partial = self.is_partial(&state);
-        let Some(filter) = filter else { return Ok(PointCount { count: state.live(), partial }) };
-        let mut counted = PointCount { count: 0, partial };
-        for (_, _, view) in state.open() {
-            let allowed = self.filtered(Some(filter), view, &mut counted.partial)?;
-            counted.count += allowed.map_or(0, |allowed| u64::from(allowed.count()));
-        }
+        let Some(filter) = filter else {
+            return Ok(PointCount { count: state.live(), partial: self.is_partial(&state) });
+        };
+        let mut counted = self.count_flushed(&state, filter)?;
         let mut matching = MemtableFilter::new(Some(filter));
         for memtable in &state.memtables {
             let rows = memtable.live().filter(|(_, row)| matching.allows(row));
             counted.count += rows.count() as u64;
         }
         matching.check()?;
+        Ok(counted)
+    }
+
+    /// Counts the points with a value of the field `path`. A new point is read for the first count
+    /// only.
+    ///
+    /// # Errors
+    /// As [`Collection::ids_from`].
+    pub(crate) fn count_filled(&self, path: &str) -> Result<PointCount> {
+        let matching = Match::Except(MatchValues::default());
+        let filled = Condition::Match { key: path.to_owned(), matching };
+        let filled = Filter { must: vec![filled], ..Filter::default() };
+        let state = self.read_state();
+        let mut counted = self.count_flushed(&state, &filled)?;
+        let reader = PayloadReader::new(Some(&filled), None);
+        for memtable in &state.memtables {
+            counted.count += memtable.count_filled(path, |row| {
+                reader.read(&row.payload).is_some_and(|value| filled.matches(row.id, &value))
+            });
+        }
+        Ok(counted)
+    }
+
+    /// Counts the points in segments that match `filter`.
+    fn count_flushed(&self, state: &CollectionState, filter: &Filter) -> Result<PointCount> {
+        let mut counted = PointCount { count: 0, partial: self.is_partial(state) };
+        for (_, _, view) in state.open() {
+            let allowed = self.filtered(Some(filter), view, &mut counted.partial)?;
+            counted.count += allowed.map_or(0, |allowed| u64::from(allowed.count()));
+        }
         Ok(counted)
     }
 

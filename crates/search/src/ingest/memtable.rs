@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use roaring::RoaringBitmap;
 
 use super::sketch::{BlockSketch, SketchQuery};
 use crate::budget::BudgetReservation;
@@ -26,6 +27,8 @@ const AHEAD: usize = 4;
 const AHEAD_VALUES: usize = 256;
 /// Number of no row.
 const NO_ROW: u32 = u32::MAX;
+/// Maximum fields whose rows with a value are kept, the newest.
+const FILLED_FIELDS_MAX: usize = 64;
 /// Bytes of a row besides its content: pointers, lengths, the entries in the table of ids.
 const ROW_OVERHEAD_BYTES: u64 = 192;
 
@@ -89,6 +92,15 @@ impl IdTable {
     }
 }
 
+/// Rows with a value of one field, live or deleted.
+#[derive(Debug, Default)]
+struct FilledRows {
+    path: String,
+    rows: RoaringBitmap,
+    /// Number of rows that were read.
+    read: u32,
+}
+
 /// Rows in the order of their writes, with deletes.
 #[derive(Clone, Debug)]
 pub(crate) struct Memtable {
@@ -101,6 +113,8 @@ pub(crate) struct Memtable {
     deleted: Deletes,
     /// Rows of each id, which all states of the memtable share. It may have newer rows.
     ids: Arc<Mutex<IdTable>>,
+    /// Rows with a value by field, which all states of the memtable share.
+    filled: Arc<Mutex<Vec<FilledRows>>>,
 }
 
 impl Memtable {
@@ -114,6 +128,7 @@ impl Memtable {
             bytes: 0,
             deleted: Deletes::none(MEMTABLE_ROWS_MAX),
             ids: Arc::default(),
+            filled: Arc::default(),
         }
     }
 
@@ -219,6 +234,31 @@ impl Memtable {
         }
     }
 
+    /// Counts the live rows with a value under `path`. `is_filled` tells if a row has one, and is
+    /// called once for each row, however often the rows are counted.
+    pub(crate) fn count_filled(&self, path: &str, is_filled: impl Fn(&MemtableRow) -> bool) -> u64 {
+        let mut fields = self.filled.lock();
+        let known = fields.iter().position(|field| field.path == path);
+        let mut field = match known {
+            Some(at) => fields.remove(at),
+            None => FilledRows { path: path.to_owned(), ..FilledRows::default() },
+        };
+        for at in field.read..self.rows {
+            if self.row(at).is_some_and(|row| is_filled(row)) {
+                field.rows.insert(at);
+            }
+        }
+        field.read = field.read.max(self.rows);
+        // A newer state may have read more rows.
+        let rows = field.rows.iter().take_while(|row| *row < self.rows);
+        let count = rows.filter(|row| !self.is_deleted(*row)).count() as u64;
+        if fields.len() >= FILLED_FIELDS_MAX {
+            fields.remove(0);
+        }
+        fields.push(field);
+        count
+    }
+
     /// Returns the live rows with their numbers.
     pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Arc<MemtableRow>)> + '_ {
         let rows = self.blocks.iter().flat_map(|block| block.rows.iter());
@@ -233,6 +273,8 @@ fn reaches(at_most: f32, floor: f32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::budget::MemoryBudget;
     use coarse::Metric;
@@ -265,6 +307,29 @@ mod tests {
         assert_eq!(found, [None, Some(0), Some(1), Some(2)]);
         assert!(Arc::make_mut(&mut memtable).mark_deleted(2));
         assert_eq!([memtable.find(5), states[3].find(5), states[3].find(6)], [None, Some(2), None]);
+    }
+
+    #[test]
+    fn rows_with_a_value_are_read_once() {
+        let budget = MemoryBudget::new(1 << 20);
+        let mut memtable = Arc::new(Memtable::new(7));
+        for id in 0..10 {
+            add(&budget, &mut memtable, id);
+        }
+        let reads = Cell::new(0);
+        let even = |memtable: &Memtable| {
+            memtable.count_filled("even", |row| {
+                reads.set(reads.get() + 1);
+                row.id % 2 == 0
+            })
+        };
+        assert_eq!(even(&memtable), 5);
+        let older = memtable.clone();
+        add(&budget, &mut memtable, 10);
+        add(&budget, &mut memtable, 12);
+        assert!(Arc::make_mut(&mut memtable).mark_deleted(2));
+        assert_eq!([even(&memtable), even(&older), even(&memtable)], [6, 5, 6]);
+        assert_eq!(reads.get(), 12);
     }
 
     #[test]

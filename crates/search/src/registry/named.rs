@@ -374,6 +374,15 @@ impl NamedCollection {
         self.collection.count_where(filter)
     }
 
+    /// Counts the points with a value of the field `path`. A new point is read for the first count
+    /// only.
+    ///
+    /// # Errors
+    /// As [`NamedCollection::scroll`].
+    pub fn count_filled(&self, path: &str) -> Result<PointCount> {
+        self.collection.count_filled(path)
+    }
+
     /// Counts the points that match `filter` by their value of the field `key`, and returns the
     /// `max` most frequent values.
     ///
