@@ -18,6 +18,7 @@ mod media;
 mod pin;
 mod points;
 mod prints;
+mod random;
 mod registry;
 mod released;
 mod rerank;
