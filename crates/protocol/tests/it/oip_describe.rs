@@ -110,7 +110,21 @@ fn statistics_and_index() {
     assert_eq!(model["batch_stats"][0]["compute_infer"], json!({"count":1,"ns":10}));
     assert_eq!(model["inference_stats"]["fail"], json!({"count":1,"ns":10}));
     assert_eq!(model["inference_stats"]["compute_infer"], json!({"count":4,"ns":40}));
-    assert_eq!(grpc::model_statistics(&[entry]).model_stats[0].last_inference, 99);
+    assert_eq!(
+        grpc::model_statistics(std::slice::from_ref(&entry)).model_stats[0].last_inference,
+        99
+    );
+    let id = VersionId { model: "\"n\"".into(), version: 4 };
+    let other = StatisticsEntry { id, batches: Vec::new(), ..entry.clone() };
+    let both = value(&json::statistics(&[entry, other]));
+    assert_eq!(both["model_stats"][0], *model);
+    let mut other = both["model_stats"][1].clone();
+    assert_eq!((&other["name"], &other["batch_stats"]), (&json!("\"n\""), &json!([])));
+    for member in ["name", "version", "batch_stats"] {
+        other[member] = model[member].clone();
+    }
+    assert_eq!(other, *model);
+    assert_eq!(value(&json::statistics(&[])), json!({ "model_stats": [] }));
 
     let ready =
         IndexEntry { name: "m".into(), version: Some(1), state: "READY", reason: String::new() };

@@ -9,10 +9,14 @@ use serde_json::{Value, json};
 use crate::inference::model_config::SchedulingChoice;
 use crate::inference::model_metadata_response::TensorMetadata;
 use crate::inference::{
-    DataType, InferBatchStatistics, ModelDynamicBatching, ModelQueuePolicy, StatisticDuration,
+    DataType, InferBatchStatistics, ModelDynamicBatching, ModelQueuePolicy, ModelStatistics,
+    StatisticDuration,
 };
 use crate::oip::{EXTENSIONS, describe};
 use crate::status::{Batching, IndexEntry, StatisticsEntry};
+
+/// Members of statistics that have no content here.
+const EMPTY_STATISTICS: &str = r#""memory_usage":[],"response_stats":{}"#;
 
 fn body(value: &Value) -> Bytes {
     value.to_string().into()
@@ -154,42 +158,55 @@ fn dynamic_batching(message: &ModelDynamicBatching) -> Value {
 /// Writes statistics. See [`describe::model_statistics`].
 pub fn statistics(entries: &[StatisticsEntry]) -> Bytes {
     let message = describe::model_statistics(entries);
-    let duration = |duration: Option<StatisticDuration>| {
-        let duration = duration.unwrap_or_default();
-        json!({ "count": duration.count, "ns": duration.ns })
+    // Written as text: a tree of values copies each part once for each level above it, and a server
+    // has many models.
+    let models: Vec<String> = message.model_stats.iter().map(one_model).collect();
+    format!(r#"{{"model_stats":[{}]}}"#, models.join(",")).into()
+}
+
+/// Returns the statistics of one version as JSON.
+fn one_model(model: &ModelStatistics) -> String {
+    let stats = model.inference_stats.unwrap_or_default();
+    let durations = [
+        ("success", stats.success),
+        ("fail", stats.fail),
+        ("queue", stats.queue),
+        ("compute_input", stats.compute_input),
+        ("compute_infer", stats.compute_infer),
+        ("compute_output", stats.compute_output),
+        ("cache_hit", stats.cache_hit),
+        ("cache_miss", stats.cache_miss),
+    ];
+    let batches: Vec<String> = model.batch_stats.iter().map(one_batch).collect();
+    let head = format!(
+        r#""name":{},"version":{},"last_inference":{},"inference_count":{},"execution_count":{}"#,
+        json!(model.name),
+        json!(model.version),
+        model.last_inference,
+        model.inference_count,
+        model.execution_count
+    );
+    let durations = format!(r#""inference_stats":{{{}}}"#, members(&durations));
+    let batches = format!(r#""batch_stats":[{}]"#, batches.join(","));
+    format!("{{{head},{durations},{batches},{EMPTY_STATISTICS}}}")
+}
+
+fn one_batch(batch: &InferBatchStatistics) -> String {
+    let durations = [
+        ("compute_input", batch.compute_input),
+        ("compute_infer", batch.compute_infer),
+        ("compute_output", batch.compute_output),
+    ];
+    format!(r#"{{"batch_size":{},{}}}"#, batch.batch_size, members(&durations))
+}
+
+/// Returns durations as members of a JSON object.
+fn members(durations: &[(&str, Option<StatisticDuration>)]) -> String {
+    let member = |(name, duration): &(&str, Option<StatisticDuration>)| {
+        let StatisticDuration { count, ns } = duration.unwrap_or_default();
+        format!(r#""{name}":{{"count":{count},"ns":{ns}}}"#)
     };
-    let batch = |batch: &InferBatchStatistics| {
-        json!({
-            "batch_size": batch.batch_size,
-            "compute_input": duration(batch.compute_input),
-            "compute_infer": duration(batch.compute_infer),
-            "compute_output": duration(batch.compute_output),
-        })
-    };
-    let model = |model: &crate::inference::ModelStatistics| {
-        let stats = model.inference_stats.unwrap_or_default();
-        json!({
-            "name": model.name,
-            "version": model.version,
-            "last_inference": model.last_inference,
-            "inference_count": model.inference_count,
-            "execution_count": model.execution_count,
-            "inference_stats": {
-                "success": duration(stats.success),
-                "fail": duration(stats.fail),
-                "queue": duration(stats.queue),
-                "compute_input": duration(stats.compute_input),
-                "compute_infer": duration(stats.compute_infer),
-                "compute_output": duration(stats.compute_output),
-                "cache_hit": duration(stats.cache_hit),
-                "cache_miss": duration(stats.cache_miss),
-            },
-            "batch_stats": model.batch_stats.iter().map(batch).collect::<Vec<_>>(),
-            "memory_usage": [],
-            "response_stats": {},
-        })
-    };
-    body(&json!({ "model_stats": message.model_stats.iter().map(model).collect::<Vec<_>>() }))
+    durations.iter().map(member).collect::<Vec<String>>().join(",")
 }
 
 /// Writes every model and version with its state. A model without versions has no "version".
