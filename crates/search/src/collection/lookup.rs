@@ -95,16 +95,17 @@ impl Collection {
         }
         let mut matching = MemtableFilter::new(filter);
         for memtable in &state.memtables {
-            let rows = memtable.live().map(|(_, row)| row).filter(|row| row.id >= from);
-            if filter.is_none() {
-                list.ids.extend(rows.map(|row| row.id));
-                continue;
+            // In the order of ids, a request reads only the rows of its own page.
+            let mut left = take;
+            let mut next = Some(from);
+            while let Some(first) = next.filter(|_| left > 0) {
+                let page = memtable.page(first);
+                let allowed = page.rows.into_iter().filter(|row| matching.allows(row));
+                let before = list.ids.len();
+                list.ids.extend(allowed.take(left).map(|row| row.id));
+                left -= list.ids.len() - before;
+                next = page.next;
             }
-            // A filter parses the payload. In the order of ids, each page parses only its own rows.
-            let mut rows: Vec<_> = rows.collect();
-            rows.sort_unstable_by_key(|row| row.id);
-            let allowed = rows.into_iter().filter(|row| matching.allows(row));
-            list.ids.extend(allowed.take(take).map(|row| row.id));
         }
         matching.check()?;
         if list.ids.len() > take {

@@ -4,7 +4,7 @@
 //! it changes. They are a list of pointers to blocks, the last block of pointers to rows, and one
 //! chunk of the bitmap. Rows are never copied.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -25,6 +25,8 @@ const BLOCK_ROWS: usize = 256;
 const AHEAD: usize = 4;
 /// Values of an embedding to prefetch. The processor prefetches the rest itself.
 const AHEAD_VALUES: usize = 256;
+/// Maximum ids of a [`MemtablePage`]. Writers wait while it is read.
+const PAGE_IDS_MAX: usize = 256;
 /// Number of no row.
 const NO_ROW: u32 = u32::MAX;
 /// Maximum fields whose rows with a value are kept, the newest.
@@ -68,8 +70,8 @@ impl RowBlock {
 /// Rows of each id, live or deleted.
 #[derive(Debug, Default)]
 struct IdTable {
-    /// Newest row of each id.
-    newest: HashMap<u64, u32>,
+    /// Newest row of each id, in the order of ids.
+    newest: BTreeMap<u64, u32>,
     /// Row before each row that has the same id, or [`NO_ROW`].
     earlier: Vec<u32>,
 }
@@ -83,13 +85,26 @@ impl IdTable {
 
     /// Returns the newest row of an id among the first `rows`.
     fn find(&self, id: u64, rows: u32) -> Option<u32> {
-        let mut row = *self.newest.get(&id)?;
+        self.among(*self.newest.get(&id)?, rows)
+    }
+
+    /// Returns the newest row among the first `rows` of the id whose newest row is `row`.
+    fn among(&self, mut row: u32, rows: u32) -> Option<u32> {
         while row >= rows {
             // There is no entry for `NO_ROW`.
             row = *self.earlier.get(row as usize)?;
         }
         Some(row)
     }
+}
+
+/// Neighbouring rows in the order of ids.
+#[derive(Debug)]
+pub(crate) struct MemtablePage<'a> {
+    /// Live rows.
+    pub(crate) rows: Vec<&'a Arc<MemtableRow>>,
+    /// Id to continue with; `None` after the last one.
+    pub(crate) next: Option<u64>,
 }
 
 /// Rows with a value of one field, live or deleted.
@@ -194,6 +209,21 @@ impl Memtable {
     pub(crate) fn find(&self, id: u64) -> Option<u32> {
         let row = self.ids.lock().find(id, self.rows)?;
         (!self.is_deleted(row)).then_some(row)
+    }
+
+    /// Returns live rows in the order of their ids, from the id `from` on.
+    pub(crate) fn page(&self, from: u64) -> MemtablePage<'_> {
+        let mut page = MemtablePage { rows: Vec::new(), next: None };
+        let ids = self.ids.lock();
+        for (read, (&id, &newest)) in ids.newest.range(from..).enumerate() {
+            if read == PAGE_IDS_MAX {
+                page.next = Some(id);
+                break;
+            }
+            let row = ids.among(newest, self.rows).filter(|row| !self.is_deleted(*row));
+            page.rows.extend(row.and_then(|row| self.row(row)));
+        }
+        page
     }
 
     /// Returns a row, live or deleted.
@@ -307,6 +337,35 @@ mod tests {
         assert_eq!(found, [None, Some(0), Some(1), Some(2)]);
         assert!(Arc::make_mut(&mut memtable).mark_deleted(2));
         assert_eq!([memtable.find(5), states[3].find(5), states[3].find(6)], [None, Some(2), None]);
+    }
+
+    #[test]
+    fn pages_list_live_rows_in_the_order_of_ids() {
+        let budget = MemoryBudget::new(1 << 24);
+        let mut memtable = Arc::new(Memtable::new(7));
+        for id in (0..1000).rev() {
+            add(&budget, &mut memtable, id);
+        }
+        // Row 400 has the id 599.
+        assert!(Arc::make_mut(&mut memtable).mark_deleted(400));
+        let older = memtable.clone();
+        add(&budget, &mut memtable, 599);
+        add(&budget, &mut memtable, 2000);
+        let listed = |memtable: &Memtable, from: u64| {
+            let mut ids = Vec::new();
+            let mut next = Some(from);
+            while let Some(from) = next {
+                let page = memtable.page(from);
+                assert!(page.rows.len() <= PAGE_IDS_MAX);
+                ids.extend(page.rows.iter().map(|row| row.id));
+                next = page.next;
+            }
+            ids
+        };
+        assert_eq!(listed(&memtable, 100), (100..1000).chain([2000]).collect::<Vec<u64>>());
+        let without = (0..1000).filter(|id| *id != 599);
+        assert_eq!(listed(&older, 0), without.collect::<Vec<u64>>());
+        assert_eq!(memtable.page(0).rows.len(), PAGE_IDS_MAX, "a page does not read all rows");
     }
 
     #[test]
