@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn fields_with_one_value_per_row_have_bitmaps() {
-        let mut builder = PayloadIndexBuilder::new(1 << 30);
+        let mut builder = PayloadIndexBuilder::new(1 << 30, None);
         (0..ROWS).for_each(|row| builder.add(&serde_json::to_vec(&payload(row)).unwrap()));
         let mut bytes = Vec::new();
         let mut put = |piece: &[u8]| {
