@@ -37,7 +37,8 @@ pub(crate) fn check_count(what: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns a shape from the signed sizes on the wire.
+/// Returns a shape from the signed sizes on the wire. The product of all sizes but 0 fits an
+/// `isize`: engines multiply sizes, and a size of 0 does not prevent an overflow.
 pub(crate) fn shape(name: &str, dims: impl ExactSizeIterator<Item = i64>) -> Result<Shape> {
     if dims.len() > RANK_MAX {
         return Err(Error::invalid(format!(
@@ -45,11 +46,21 @@ pub(crate) fn shape(name: &str, dims: impl ExactSizeIterator<Item = i64>) -> Res
             dims.len()
         )));
     }
-    dims.map(|dim| {
+    let mut product = Some(1isize);
+    let shape = dims.map(|dim| {
+        if dim != 0 {
+            let size = isize::try_from(dim).ok();
+            product = product.zip(size).and_then(|(product, size)| product.checked_mul(size));
+        }
         usize::try_from(dim)
             .map_err(|_| Error::invalid(format!("\"{name}\" has an axis of size {dim}")))
-    })
-    .collect()
+    });
+    let shape = shape.collect::<Result<Shape>>()?;
+    if product.is_some() { Ok(shape) } else { Err(too_many_elements(name)) }
+}
+
+fn too_many_elements(name: &str) -> Error {
+    Error::invalid(format!("\"{name}\" has more elements than fit memory"))
 }
 
 /// Returns the number of elements of a shape.
@@ -57,7 +68,7 @@ pub(crate) fn elements(name: &str, shape: &[usize]) -> Result<usize> {
     shape
         .iter()
         .try_fold(1usize, |product, &dim| product.checked_mul(dim))
-        .ok_or_else(|| Error::invalid(format!("\"{name}\" has more elements than fit memory")))
+        .ok_or_else(|| too_many_elements(name))
 }
 
 /// Creates a tensor over raw bytes of fixed-size elements. Booleans must be 0 or 1, as C++ engines
@@ -90,6 +101,21 @@ pub(crate) fn pack(elements: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// ONNX Runtime and LibTorch report an overflow as a failure of their own, although the tensor
+    /// has no elements.
+    #[test]
+    fn sizes_overflow_although_another_size_is_0() {
+        let read = |dims: &[i64]| shape("x", dims.iter().copied());
+        for fits in [&[1i64 << 40, 0][..], &[0, i64::MAX], &[i64::MAX, 0, 1], &[0; RANK_MAX], &[]] {
+            assert!(read(fits).is_ok_and(|shape| shape.len() == fits.len()), "{fits:?}");
+        }
+        for wide in [[1i64 << 32, 1 << 31, 0], [1 << 32, 0, 1 << 31], [0, 1 << 62, 2]] {
+            let error = read(&wide).unwrap_err();
+            assert_eq!(error.message(), "\"x\" has more elements than fit memory", "{wide:?}");
+        }
+        assert_eq!(read(&[0, -1]).unwrap_err().message(), "\"x\" has an axis of size -1");
+    }
 
     #[test]
     fn nibbles_round_trip() {
