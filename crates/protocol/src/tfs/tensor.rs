@@ -7,14 +7,15 @@ use prost::encoding::decode_varint;
 use super::fill::FillBudget;
 use super::{datatype, from_datatype};
 use crate::tensorflow::tensor_shape_proto::Dim;
-use crate::tensorflow::{TensorProto, TensorShapeProto};
+use crate::tensorflow::{DataType, TensorProto, TensorShapeProto};
 use crate::wire;
 
 /// Decodes a tensor. `tensor_content` is shared, not copied.
 ///
 /// # Errors
-/// `InvalidArgument` if the elements do not match type and shape. `Unimplemented` for types that
-/// Millpond does not have. `TooLarge` if repeating the last value takes too much memory.
+/// `InvalidArgument` if there is no type, or if the elements do not match type and shape;
+/// `Unimplemented` for types that Millpond does not have; `TooLarge` if repeating the last value
+/// takes too much memory.
 pub fn decode_tensor(name: &str, message: TensorProto) -> Result<Tensor> {
     decode_within(name, message, &mut FillBudget::default())
 }
@@ -25,14 +26,7 @@ pub(crate) fn decode_within(
     message: TensorProto,
     budget: &mut FillBudget,
 ) -> Result<Tensor> {
-    let dtype = from_datatype(message.dtype).ok_or_else(|| {
-        let named =
-            crate::tensorflow::DataType::try_from(message.dtype).map(|dtype| dtype.as_str_name());
-        Error::unimplemented(format!(
-            "\"{name}\" has type {}, which is not offered",
-            named.unwrap_or("unknown")
-        ))
-    })?;
+    let dtype = from_datatype(message.dtype).ok_or_else(|| no_type(name, message.dtype))?;
     let shape = shape(name, message.tensor_shape.as_ref())?;
     let count = wire::elements(name, &shape)?;
     if message.tensor_content.is_empty() {
@@ -40,6 +34,19 @@ pub(crate) fn decode_within(
         tensor.map_err(|error| error.context(format_args!("\"{name}\"")))
     } else {
         from_content(name, dtype, shape, count, message.tensor_content)
+    }
+}
+
+/// Returns the error for a number that is not a type of TensorFlow, or one without an equivalent.
+fn no_type(name: &str, number: i32) -> Error {
+    match DataType::try_from(number) {
+        Err(_) | Ok(DataType::DtInvalid) => Error::invalid(format!(
+            "\"{name}\" has dtype {number}; give the number of its type, such as 1 for DT_FLOAT"
+        )),
+        Ok(dtype) => Error::unimplemented(format!(
+            "\"{name}\" has type {}, which is not offered",
+            dtype.as_str_name()
+        )),
     }
 }
 
@@ -253,7 +260,6 @@ pub(crate) fn encode_tensor(tensor: &Tensor) -> TensorProto {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensorflow::DataType;
 
     fn message(dtype: DataType, shape: &[i64]) -> TensorProto {
         let dim = |&size: &i64| Dim { size, name: String::new() };
@@ -357,6 +363,11 @@ mod tests {
             decode_tensor("x", quantised).unwrap_err().kind(),
             base::ErrorKind::Unimplemented
         );
+        for number in [0, 99, 101, -1, i32::MAX] {
+            let none = TensorProto { dtype: number, ..message(DataType::DtFloat, &[1]) };
+            let error = decode_tensor("x", none).unwrap_err();
+            assert_eq!(error.kind(), base::ErrorKind::InvalidArgument, "{error}");
+        }
         let bools = TensorProto {
             tensor_content: Bytes::from_static(&[2]),
             ..message(DataType::DtBool, &[1])
