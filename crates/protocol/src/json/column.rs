@@ -160,39 +160,70 @@ macro_rules! integers {
 }
 integers!(u8, u16, u32, u64, i8, i16, i32, i64);
 
+/// A float type that a double is rounded to.
+trait FloatElement {
+    /// Returns the value of this type that NumPy converts the double to.
+    fn nearest(value: f64) -> Self;
+}
+
+impl FloatElement for f64 {
+    fn nearest(value: f64) -> f64 {
+        value
+    }
+}
+
+impl FloatElement for f32 {
+    fn nearest(value: f64) -> f32 {
+        value as f32
+    }
+}
+
+impl FloatElement for half::f16 {
+    fn nearest(value: f64) -> half::f16 {
+        half::f16::from_f32(round_to_odd(value))
+    }
+}
+
+impl FloatElement for half::bf16 {
+    fn nearest(value: f64) -> half::bf16 {
+        // The package ml_dtypes, which has this type for NumPy, rounds to a single first.
+        half::bf16::from_f32(value as f32)
+    }
+}
+
+/// Returns a single that rounds to the same half float as `value`: the last bit of an inexact
+/// result is set. The nearest single may be halfway between two half floats although `value` is
+/// not.
+fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let difference = f64::from(nearest).abs() - value.abs();
+    if value.is_nan() || difference == 0.0 || value.is_infinite() {
+        return nearest;
+    }
+    let bits = nearest.to_bits();
+    let toward_zero = if difference > 0.0 { bits - 1 } else { bits };
+    f32::from_bits(toward_zero | 1)
+}
+
 macro_rules! floats {
     ($($float:ty),*) => {$(
         impl Number for $float {
-            fn parse(text: &str, _: bool) -> Option<Self> {
-                let value: $float = text.parse().ok()?;
+            fn parse(text: &str, whole: bool) -> Option<Self> {
+                let value = Self::parse_as_tensorflow(text, whole)?;
                 // A finite number out of range must not turn into infinity unnoticed.
                 (value.is_finite() || text.ends_with(['y', 'N'])).then_some(value)
             }
 
             fn parse_as_tensorflow(text: &str, _: bool) -> Option<Self> {
-                text.parse().ok()
+                // Clients hold numbers as doubles. The double is rounded, and not its text, so
+                // that JSON gives the value that the client's own conversion gives. The shortest
+                // text of a single still gives that single: 7.038531e-26 is the only exception.
+                text.parse::<f64>().ok().map(Self::nearest)
             }
         }
     )*};
 }
-floats!(f32, f64);
-
-macro_rules! halves {
-    ($($half:ty),*) => {$(
-        impl Number for $half {
-            fn parse(text: &str, whole: bool) -> Option<Self> {
-                let single = <f32 as Number>::parse(text, whole)?;
-                let value = <$half>::from_f32(single);
-                (value.is_finite() || !single.is_finite()).then_some(value)
-            }
-
-            fn parse_as_tensorflow(text: &str, whole: bool) -> Option<Self> {
-                <f32 as Number>::parse_as_tensorflow(text, whole).map(<$half>::from_f32)
-            }
-        }
-    )*};
-}
-halves!(half::f16, half::bf16);
+floats!(f32, f64, half::f16, half::bf16);
 
 impl<T: Number> ElementReader for T {
     type Value = T;
@@ -374,6 +405,28 @@ mod tests {
             (DType::String, "{}"),
             (DType::Complex64, "1"),
         ] {
+            assert!(read(dtype, text).is_err(), "{dtype} {text}");
+        }
+    }
+
+    /// A client holds the text of a double. In binary form it sends the double as a narrower type.
+    #[test]
+    fn floats_round_as_a_conversion_of_the_double() {
+        // The double is halfway between two singles, and its shortest text is above it.
+        let tie = (1.0 + f64::from(1.0 + f32::EPSILON)) / 2.0;
+        let singles = read(DType::F32, &format!("[{tie:?}, -{tie:?}]")).unwrap();
+        assert_eq!(singles.to_vec::<f32>(), Ok(vec![1.0, -1.0]));
+        // The nearest single is halfway between two half floats, and the number is above it.
+        let halves = read(DType::F16, "[1.00048828125, 1.00048828126, -1.00048828126]").unwrap();
+        let next = half::f16::from_bits(0x3c01);
+        assert_eq!(halves.to_vec::<half::f16>(), Ok(vec![half::f16::ONE, next, -next]));
+        let brains = read(DType::BF16, "[1.00390625, 1.00390626]").unwrap();
+        assert_eq!(brains.to_vec::<half::bf16>(), Ok(vec![half::bf16::ONE; 2]));
+        let limits = read(DType::F16, "[65519.9, 1e-30, -1e-300, 6e-8, -0.0]").unwrap();
+        let bits: Vec<u16> = limits.to_vec().unwrap().into_iter().map(half::f16::to_bits).collect();
+        assert_eq!(bits, [0x7bff, 0, 0x8000, 1, 0x8000]);
+        for (dtype, text) in [(DType::F16, "65520"), (DType::BF16, "3.4e38"), (DType::F32, "1e300")]
+        {
             assert!(read(dtype, text).is_err(), "{dtype} {text}");
         }
     }
