@@ -5,7 +5,7 @@
 //! speaks.
 //!
 //! # Modules
-//! * Models: `dtype`, `tensor`, `signature`, `ident`.
+//! * Models: `dtype`, `rounding`, `tensor`, `signature`, `ident`.
 //! * Errors: `error`, `status`, `nearest`.
 //! * Time: `timeline`, `utc`.
 //! * Text: `units`, `control_characters`.
@@ -18,6 +18,7 @@ mod dtype;
 mod error;
 mod ident;
 mod nearest;
+mod rounding;
 mod signature;
 mod status;
 mod tensor;
@@ -30,6 +31,7 @@ pub use dtype::{DType, Element};
 pub use error::{Error, ErrorKind, Result};
 pub use ident::{VersionId, VersionNumber};
 pub use nearest::nearest;
+pub use rounding::{round_to_bf16, round_to_f16};
 pub use signature::{Dim, Signature, TensorSpec};
 pub use tensor::{CarriedInput, Data, NamedTensor, Shape, Tensor};
 pub use timeline::{

@@ -180,29 +180,14 @@ impl FloatElement for f32 {
 
 impl FloatElement for half::f16 {
     fn nearest(value: f64) -> half::f16 {
-        half::f16::from_f32(round_to_odd(value))
+        base::round_to_f16(value)
     }
 }
 
 impl FloatElement for half::bf16 {
     fn nearest(value: f64) -> half::bf16 {
-        // The package ml_dtypes, which has this type for NumPy, rounds to a single first.
-        half::bf16::from_f32(value as f32)
+        base::round_to_bf16(value)
     }
-}
-
-/// Returns a single that rounds to the same half float as `value`: the last bit of an inexact
-/// result is set. The nearest single may be halfway between two half floats although `value` is
-/// not.
-fn round_to_odd(value: f64) -> f32 {
-    let nearest = value as f32;
-    let difference = f64::from(nearest).abs() - value.abs();
-    if value.is_nan() || difference == 0.0 || value.is_infinite() {
-        return nearest;
-    }
-    let bits = nearest.to_bits();
-    let toward_zero = if difference > 0.0 { bits - 1 } else { bits };
-    f32::from_bits(toward_zero | 1)
 }
 
 macro_rules! floats {
@@ -422,9 +407,6 @@ mod tests {
         assert_eq!(halves.to_vec::<half::f16>(), Ok(vec![half::f16::ONE, next, -next]));
         let brains = read(DType::BF16, "[1.00390625, 1.00390626]").unwrap();
         assert_eq!(brains.to_vec::<half::bf16>(), Ok(vec![half::bf16::ONE; 2]));
-        let limits = read(DType::F16, "[65519.9, 1e-30, -1e-300, 6e-8, -0.0]").unwrap();
-        let bits: Vec<u16> = limits.to_vec().unwrap().into_iter().map(half::f16::to_bits).collect();
-        assert_eq!(bits, [0x7bff, 0, 0x8000, 1, 0x8000]);
         for (dtype, text) in [(DType::F16, "65520"), (DType::BF16, "3.4e38"), (DType::F32, "1e300")]
         {
             assert!(read(dtype, text).is_err(), "{dtype} {text}");

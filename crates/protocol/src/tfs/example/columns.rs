@@ -181,8 +181,8 @@ fn fixed(dtype: DType, value: &FeatureValue) -> Result<FixedElement> {
             match dtype {
                 DType::F64 => set(&real.to_le_bytes()),
                 DType::F32 => round!(*real as f32),
-                DType::F16 => round!(half::f16::from_f64(*real)),
-                DType::BF16 => round!(half::bf16::from_f64(*real)),
+                DType::F16 => round!(base::round_to_f16(*real)),
+                DType::BF16 => round!(base::round_to_bf16(*real)),
                 _ => return Err(expected_type(dtype)),
             }
         }

@@ -137,6 +137,20 @@ fn values_must_fit_the_input() {
     assert_eq!(error.message(), "example 1, feature \"x\": it has 2 values, other examples 1");
 }
 
+/// The feature is a single just above the middle of two half floats, or of two bfloat16.
+#[test]
+fn values_round_to_the_nearest_16_bit_float() {
+    let above = |middle: f32| [Real((middle + f32::EPSILON).into())];
+    let features = example(&[("half", &above(1.000_488_3)), ("brain", &above(1.003_906_25))]);
+    let examples = Examples::new(vec![features], Bytes::new()).unwrap();
+    let specs = [spec("half", DType::F16, &[-1]), spec("brain", DType::BF16, &[-1])];
+    let tensors = read(&examples, &specs).unwrap();
+    let half = half::f16::from_bits(0x3c01);
+    assert_eq!(tensors[0].tensor.to_vec::<half::f16>().unwrap(), [half]);
+    let brain = half::bf16::from_bits(0x3f81);
+    assert_eq!(tensors[1].tensor.to_vec::<half::bf16>().unwrap(), [brain]);
+}
+
 #[test]
 fn an_infinite_value_stays_infinite() {
     let values = example(&[("x", &[Real(f64::NEG_INFINITY), Real(65_504.0)])]);
