@@ -88,7 +88,7 @@ fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> C
 /// Converts numbers, texts or truth values of JSON to a tensor.
 ///
 /// # Errors
-/// Returns an error that names the first value of another type.
+/// Returns an error that names the first value of another type or out of range.
 fn tensor_of(dtype: DType, shape: &[usize], leaves: &[&Value]) -> CommandResult<Tensor> {
     fn all<T>(
         dtype: DType,
@@ -114,25 +114,30 @@ fn tensor_of(dtype: DType, shape: &[usize], leaves: &[&Value]) -> CommandResult<
         let values = all(dtype, leaves, |leaf| leaf.as_u64().and_then(|n| T::try_from(n).ok()))?;
         Ok(Tensor::from_vec(shape, values)?)
     }
-    let float = |leaf: &Value| leaf.as_f64();
+    fn narrow<T: Element + Into<f64>>(
+        dtype: DType,
+        shape: &[usize],
+        leaves: &[&Value],
+        round: fn(f64) -> T,
+    ) -> CommandResult<Tensor> {
+        // JSON has no infinity, so an infinite value is a number out of range.
+        let is_finite = |value: &T| {
+            let wide: f64 = (*value).into();
+            wide.is_finite()
+        };
+        let values = all(dtype, leaves, |leaf| leaf.as_f64().map(round).filter(is_finite))?;
+        Ok(Tensor::from_vec(shape, values)?)
+    }
     let tensor = match dtype {
         DType::Bool => {
             let values = all(dtype, leaves, Value::as_bool)?;
             let bytes: Vec<u8> = values.into_iter().map(u8::from).collect();
             Tensor::from_bytes(DType::Bool, shape, Bytes::from(bytes))
         }
-        DType::F64 => Tensor::from_vec(shape, all(dtype, leaves, float)?),
-        DType::F32 => {
-            Tensor::from_vec(shape, all(dtype, leaves, |leaf| Some(leaf.as_f64()? as f32))?)
-        }
-        DType::F16 => Tensor::from_vec(
-            shape,
-            all(dtype, leaves, |leaf| float(leaf).map(half::f16::from_f64))?,
-        ),
-        DType::BF16 => Tensor::from_vec(
-            shape,
-            all(dtype, leaves, |leaf| float(leaf).map(half::bf16::from_f64))?,
-        ),
+        DType::F64 => Tensor::from_vec(shape, all(dtype, leaves, Value::as_f64)?),
+        DType::F32 => return narrow(dtype, shape, leaves, |value| value as f32),
+        DType::F16 => return narrow(dtype, shape, leaves, base::round_to_f16),
+        DType::BF16 => return narrow(dtype, shape, leaves, base::round_to_bf16),
         DType::String => {
             let strings = all(dtype, leaves, |leaf| Some(Bytes::from(leaf.as_str()?.to_owned())))?;
             Tensor::from_strings(shape, strings)
@@ -187,6 +192,19 @@ mod tests {
             check(DType::F32, &[1], json!(["a"])).unwrap_err(),
             "input \"x\": \"a\" is not float32"
         );
+    }
+
+    #[test]
+    fn floats_are_rounded_and_stay_finite() {
+        let spec = |dtype| InputSpec { name: "x".into(), dtype, shape: vec![-1] };
+        let halves = tensor_for(&spec(DType::F16), &json!([1.00048828126, 65519.9])).unwrap();
+        assert_eq!(halves.bytes().unwrap()[..], [0x01, 0x3c, 0xff, 0x7b]);
+        let brains = tensor_for(&spec(DType::BF16), &json!([1.00390637])).unwrap();
+        assert_eq!(brains.bytes().unwrap()[..], [0x81, 0x3f]);
+        for (dtype, number) in [(DType::F32, 1e39), (DType::F16, 65520.0), (DType::BF16, -3.4e38)] {
+            let error = check(dtype, &[1], json!([number])).unwrap_err();
+            assert!(error.ends_with(&format!(" is not {dtype}")), "{error}");
+        }
     }
 
     #[test]

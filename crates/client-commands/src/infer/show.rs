@@ -1,6 +1,9 @@
 //! Formats responses as text and as JSON.
 
 use base::{DType, Data, NamedTensor, Tensor};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
@@ -85,24 +88,33 @@ fn rank(score: f64) -> f64 {
     if score.is_nan() { f64::NEG_INFINITY } else { score }
 }
 
-/// Converts the whole response to JSON, even if it came in binary.
+/// Converts the whole response to JSON, even if it came in binary. The strings of an output are
+/// base64 if one of them is not text, which the output's content type says.
 pub(crate) fn json(answer: &DecodedResponse) -> Value {
     let outputs: Vec<Value> = answer
         .outputs
         .iter()
         .map(|output| {
-            json!({
+            let mut value = json!({
                 "name": &*output.name,
                 "datatype": protocol::oip::datatype(output.tensor.dtype()),
                 "shape": output.tensor.shape(),
                 "data": values(&output.tensor).collect::<Vec<_>>(),
-            })
+            });
+            let is_text = |string: &Bytes| std::str::from_utf8(string).is_ok();
+            if let Some(strings) = output.tensor.strings().filter(|all| !all.iter().all(is_text)) {
+                let encoded = strings.iter().map(|string| STANDARD.encode(string));
+                value["data"] = encoded.collect();
+                value["parameters"] = json!({ "content_type": "base64" });
+            }
+            value
         })
         .collect();
     json!({ "model_name": answer.model, "model_version": answer.version, "outputs": outputs })
 }
 
-/// Returns the elements as JSON values. NaN becomes null, since JSON has none.
+/// Returns the elements as JSON values. NaN becomes null, since JSON has none. A complex number is
+/// a list of its two parts.
 fn values(tensor: &Tensor) -> Box<dyn Iterator<Item = Value> + '_> {
     fn all<T: base::Element>(
         tensor: &Tensor,
@@ -131,7 +143,12 @@ fn values(tensor: &Tensor) -> Box<dyn Iterator<Item = Value> + '_> {
         (DType::BF16, _) => all::<half::bf16>(tensor, |value| json!(value.to_f32())),
         (DType::F32, _) => all::<f32>(tensor, |value| json!(value)),
         (DType::F64, _) => all::<f64>(tensor, |value| json!(value)),
-        // The protocol has no names for other types, so none arrives here.
+        (DType::Complex64 | DType::Complex128, _) => {
+            let parts = tensor.complex_parts().and_then(|parts| scores(&parts)).unwrap_or_default();
+            let pairs: Vec<Value> = parts.chunks_exact(2).map(|pair| json!(pair)).collect();
+            Box::new(pairs.into_iter())
+        }
+        // 8-bit floats and 4-bit integers are not shown.
         _ => Box::new(std::iter::empty()),
     }
 }
@@ -204,12 +221,36 @@ mod tests {
         assert!(table(&[output]).ends_with("[4]    inf  -inf  NaN  1.0000e7\n"));
     }
 
+    /// Returns the JSON of a response with one output.
+    fn json_of(tensor: base::Result<Tensor>) -> Value {
+        let outputs = vec![NamedTensor::new("y", tensor.unwrap())];
+        let decoded = DecodedResponse { model: "m".into(), version: "1".into(), outputs };
+        json(&decoded)["outputs"][0].take()
+    }
+
     #[test]
     fn not_a_number_is_null() {
-        let output =
-            NamedTensor::new("y", Tensor::from_vec([1usize].as_slice(), vec![f32::NAN]).unwrap());
-        let decoded =
-            DecodedResponse { model: "m".into(), version: "1".into(), outputs: vec![output] };
-        assert_eq!(json(&decoded)["outputs"][0]["data"], json!([null]));
+        let output = json_of(Tensor::from_vec([1usize].as_slice(), vec![f32::NAN]));
+        assert_eq!(output["data"], json!([null]));
+    }
+
+    #[test]
+    fn bytes_that_are_not_text_stay_whole() {
+        let strings = |last: &'static [u8]| {
+            let all = vec![Bytes::from_static(b"a"), Bytes::from_static(last)];
+            json_of(Tensor::from_strings([2usize].as_slice(), all))
+        };
+        let text = strings(b"\0");
+        assert_eq!((&text["data"], &text["parameters"]), (&json!(["a", "\0"]), &Value::Null));
+        let bytes = strings(b"\xff\xfe");
+        assert_eq!(bytes["data"], json!(["YQ==", "//4="]));
+        assert_eq!(bytes["parameters"], json!({ "content_type": "base64" }));
+    }
+
+    #[test]
+    fn complex_numbers_are_pairs() {
+        let parts = Bytes::from([1f32, -2.0].map(f32::to_le_bytes).concat());
+        let output = json_of(Tensor::from_bytes(DType::Complex64, [1usize].as_slice(), parts));
+        assert_eq!(output["data"], json!([[1.0, -2.0]]));
     }
 }
