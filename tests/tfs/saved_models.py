@@ -103,6 +103,19 @@ def estimator(path: pathlib.Path) -> pathlib.Path:
     return _version_1(path, build)
 
 
+def labels(path: pathlib.Path) -> pathlib.Path:
+    """Classes whose labels are a feature of the example, of any bytes."""
+
+    def build():
+        serialized = tf1.placeholder(tf.string, [None])
+        parsed = tf1.io.parse_example(serialized, {"label": tf.io.FixedLenFeature([2], tf.string)})
+        classes = tf.identity(parsed["label"])
+        scores = tf.ones_like(classes, tf.float32)
+        return {"serving_default": tf1.saved_model.classification_signature_def(serialized, classes, scores)}, []
+
+    return _version_1(path, build)
+
+
 def vocabulary(path: pathlib.Path) -> pathlib.Path:
     """A table that is filled from an asset, and an embedding of its ids."""
     words = path.parent / "words.txt"
@@ -289,6 +302,7 @@ MODELS = {
     "half_plus_two": half_plus,
     "half_plus_three": lambda path: half_plus(path, 3.0),
     "estimator": estimator,
+    "labels": labels,
     "vocabulary": vocabulary,
     "mutable_table": mutable_table,
     "keras_preprocessing": keras_preprocessing,

@@ -6,14 +6,16 @@ import pathlib
 import subprocess
 import sys
 
+import grpc
 import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import VERSION
-from model_server import example
+from model_server import example, refused
 from saved_models import FEATURES, WIDTH, recommender
 
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 TOLERANCE = 1e-6
 # Size of the large model; `MILLPOND_LARGE_MODEL_BYTES=1000000000 make test-tfs` is the evaluation.
 LARGE_MODEL_BYTES = int(os.environ.get("MILLPOND_LARGE_MODEL_BYTES", 64_000_000))
@@ -170,6 +172,15 @@ def test_classify_an_estimator_over_rest(server, signatures):
     for row, found in enumerate(answer.json()["results"]):
         assert [label.encode() for label, _ in found] == list(expected["classes"][row])
         np.testing.assert_allclose([score for _, score in found], expected["scores"][row], rtol=TOLERANCE)
+
+
+def test_labels_that_are_not_text(server):
+    """A label of a gRPC message is text, and clients cannot read an answer with other bytes."""
+    latin = "caf\u00e9".encode("latin-1")
+    refused(lambda: server.classify("labels", [{"label": [latin, b"tea"]}]), INVALID, "UTF-8")
+    encoded = {"b64": base64.b64encode(latin).decode()}
+    answer = server.post("labels:classify", {"examples": [{"label": [encoded, "tea"]}]})
+    assert answer.json()["results"] == [[[encoded, 1.0], ["tea", 1.0]]]
 
 
 def test_regress_an_estimator_over_rest(server, signatures):

@@ -12,6 +12,6 @@ mod writer;
 pub(crate) use column::{Column, column, text_or_base64};
 pub(crate) use reader::{JsonReader, Scalar};
 pub(crate) use writer::{
-    TextEncoding, description_bytes_max, key, single, string, text_bytes_max, write_flat,
-    write_nested,
+    TextEncoding, description_bytes_max, key, single, string, string_or_base64, text_bytes_max,
+    write_flat, write_nested,
 };

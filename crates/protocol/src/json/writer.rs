@@ -87,6 +87,14 @@ pub(crate) fn string(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text);
 }
 
+/// Appends `bytes` as a string if they are UTF-8, otherwise as `{"b64": ...}`.
+pub(crate) fn string_or_base64(out: &mut Vec<u8>, bytes: &[u8]) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => string(out, text),
+        Err(_) => write_base64(out, bytes),
+    }
+}
+
 /// Appends `name` and a colon.
 pub(crate) fn key(out: &mut Vec<u8>, name: &str) {
     string(out, name);
@@ -260,13 +268,15 @@ fn write_text(out: &mut Vec<u8>, bytes: &[u8], text: TextEncoding) -> Result<()>
                 "an output holds bytes that are not UTF-8 text; ask for binary data",
             ));
         }
-        _ => {
-            out.extend_from_slice(b"{\"b64\":");
-            string(out, &STANDARD.encode(bytes));
-            out.push(b'}');
-        }
+        _ => write_base64(out, bytes),
     }
     Ok(())
+}
+
+fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend_from_slice(b"{\"b64\":");
+    string(out, &STANDARD.encode(bytes));
+    out.push(b'}');
 }
 
 #[cfg(test)]

@@ -35,6 +35,21 @@ pub enum ExampleResult {
 }
 
 impl ExampleResult {
+    /// Checks that all labels are text: clients cannot read a message with another one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a label that is not UTF-8.
+    pub fn check_labels(&self) -> Result<()> {
+        let ExampleResult::Classes(result) = self else { return Ok(()) };
+        let mut classes = result.classifications.iter().flat_map(|list| &list.classes);
+        if classes.all(|class| std::str::from_utf8(&class.label).is_ok()) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "the model returned a label that is not UTF-8 text; use Predict, or Classify over REST",
+        ))
+    }
+
     /// Returns the result in a response of several tasks.
     pub fn into_task(self, spec: ModelSpec) -> InferenceResult {
         let result = match self {
@@ -215,6 +230,19 @@ mod tests {
         assert_eq!(regress(&floats(&[3, 1])), batch);
         let dtype = "Expected output Tensor of DT_FLOAT.  Got: DT_STRING";
         assert_eq!(regress(&strings(&[2])), dtype);
+    }
+
+    #[test]
+    fn labels_of_messages_are_text() {
+        let check = |label: &'static [u8]| {
+            let labels = vec![Bytes::from_static(b"a"), Bytes::from_static(label)];
+            let classes = Tensor::from_strings([1usize, 2].as_slice(), labels).unwrap();
+            let outputs = ClassOutputs { classes: Some(&classes), ..ClassOutputs::default() };
+            ExampleResult::Classes(classification(1, outputs).unwrap()).check_labels()
+        };
+        assert_eq!(check("\u{e9}t\u{e9}".as_bytes()), Ok(()));
+        let error = check(b"\xe9t\xe9").unwrap_err();
+        assert_eq!(error.kind(), base::ErrorKind::InvalidArgument);
     }
 
     #[test]

@@ -245,6 +245,17 @@ fn results_are_lists() {
 }
 
 #[test]
+fn labels_that_are_not_text_are_base64() {
+    let labels = vec![Bytes::from_static(b"\xe9t\xe9"), Bytes::from_static(b"a")];
+    let labels = Tensor::from_strings([1usize, 2].as_slice(), labels).unwrap();
+    let outputs = ClassOutputs { classes: Some(&labels), ..ClassOutputs::default() };
+    let classes = ExampleResult::Classes(tfs::classification(1, outputs).unwrap());
+    let text = json::result_response(&classes);
+    assert!(text.len() <= json::result_text_bytes_max(&classes));
+    assert_eq!(text, r#"{"results":[[[{"b64":"6XTp"},0.0],["a",0.0]]]}"#);
+}
+
+#[test]
 fn errors_name_the_fault() {
     for (body, wanted) in [
         ("{", "expected a string"),

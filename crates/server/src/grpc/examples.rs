@@ -69,6 +69,7 @@ async fn run(
         .inspect_err(|error| state.inference.reject_version(ticket, id, error))?;
     let spec = tfs::grpc::version_spec(&call.servable.id, &plan.signature);
     let (result, reservation) = call.run(plan, reservation).await?;
+    result.check_labels().map_err(|error| error.context(id))?;
     Ok((result, spec, reservation))
 }
 
@@ -179,6 +180,7 @@ pub(super) async fn multi_inference(
         for plan in plans {
             let spec = tfs::grpc::version_spec(&call.servable.id, &plan.signature);
             let (result, kept) = call.run(plan, reservation).await?;
+            result.check_labels().map_err(|error| error.context(id))?;
             reservation = kept;
             results.push(result.into_task(spec));
         }

@@ -4,7 +4,7 @@
 use base::{Error, Result};
 use bytes::Bytes;
 
-use crate::json::{JsonReader, key, single, string, text_or_base64};
+use crate::json::{JsonReader, key, single, string_or_base64, text_or_base64};
 use crate::tfs::example::{ExampleWriter, Examples, FeatureWriter, MixedKinds};
 use crate::tfs::results::ExampleResult;
 
@@ -19,6 +19,8 @@ const OBJECT_BYTES: u64 = 256;
 const TEXT_EXPANSION: u64 = 8;
 /// Bytes of a number as JSON.
 const NUMBER_TEXT_BYTES: usize = 17;
+/// Bytes of the object around a label in base64.
+const BASE64_OBJECT_BYTES: usize = 10;
 
 /// Returns an upper bound of the bytes that [`parse_examples`] allocates for `body`.
 pub fn example_bytes_max(body: &[u8]) -> u64 {
@@ -155,13 +157,14 @@ pub fn result_text_bytes_max(result: &ExampleResult) -> usize {
         }
         ExampleResult::Classes(classes) => &classes.classifications,
     };
-    // Each byte of a label may be an escape of six bytes, or three of a replaced one.
-    let class = |label: &Bytes| 6 * label.len() + NUMBER_TEXT_BYTES + 6;
+    // Each byte of a label may be an escape of six bytes. Base64 takes fewer, besides its object.
+    let class = |label: &Bytes| 6 * label.len() + NUMBER_TEXT_BYTES + BASE64_OBJECT_BYTES + 6;
     let classes = lists.iter().flat_map(|list| &list.classes);
     32 + 3 * lists.len() + classes.map(|one| class(&one.label)).sum::<usize>()
 }
 
-/// Writes the response: for each example a list of labels with their scores, or a number.
+/// Writes the response: for each example a list of labels with their scores, or a number. A label
+/// that is not UTF-8 is `{"b64": ...}`, as in an answer of Predict.
 pub fn result_response(result: &ExampleResult) -> Bytes {
     let mut out = Vec::with_capacity(result_text_bytes_max(result));
     out.push(b'{');
@@ -173,7 +176,7 @@ pub fn result_response(result: &ExampleResult) -> Bytes {
         ExampleResult::Classes(classes) => list(&mut out, &classes.classifications, |out, one| {
             list(out, &one.classes, |out, class| {
                 out.push(b'[');
-                string(out, &String::from_utf8_lossy(&class.label));
+                string_or_base64(out, &class.label);
                 out.push(b',');
                 single(out, class.score);
                 out.push(b']');
