@@ -60,12 +60,25 @@ impl Header {
 /// Returns the refusal of a file whose format is not supported. It names the format if it is known.
 fn not_supported(bytes: &[u8]) -> Error {
     const SUPPORTED: &str = "supported: JPEG, PNG, WebP, TIFF, BMP, WSQ, ANSI/NIST-ITL";
+    if is_json_object(bytes) {
+        return Error::invalid(
+            "this is JSON and not an image; a request in JSON needs the header \
+             content-type: application/json",
+        );
+    }
     Error::invalid(match unsupported::format_name(bytes) {
         Some(name) => {
             format!("{name} files are not supported; convert the file to JPEG or PNG ({SUPPORTED})")
         }
         None => format!("not a readable image ({SUPPORTED})"),
     })
+}
+
+/// Returns true for bytes that begin like an object in JSON. `curl -d` sends a request in JSON as
+/// another type.
+fn is_json_object(bytes: &[u8]) -> bool {
+    let members = bytes.trim_ascii_start().strip_prefix(b"{");
+    members.is_some_and(|members| members.trim_ascii_start().starts_with(b"\""))
 }
 
 /// Reads the size and depth of a file of `format`.

@@ -331,6 +331,8 @@ fn a_wrong_request_adds_nothing() {
         400,
         "not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP, WSQ, ANSI/NIST-ITL)",
     );
+    let folder = br#" { "folder": "/pictures" }"#;
+    served.put("/v1/images/photos", folder).bad(400, "this is JSON and not an image");
     served.put("/v1/images/photos?kind=riddle", &whole).bad(400, "riddle");
     served.put("/v1/images/photos?payload=%7B%22image%22%3A1%7D", &whole).bad(400, "image");
     served.put("/v1/images/photos?model=nobody", &whole).bad(409, "nobody");
