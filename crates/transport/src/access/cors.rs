@@ -17,8 +17,7 @@ const REQUEST_HEADERS: &str = "content-type, content-encoding, authorization, ap
                                inference-header-content-length, traceparent, tracestate, x-request-key, \
                                x-min-coverage, user-agent";
 /// Headers of answers that a listed page may read. The standard lets every page read some others.
-const EXPOSED_HEADERS: &str =
-    "inference-header-content-length, retry-after, www-authenticate, traceparent";
+const EXPOSED_HEADERS: &str = "inference-header-content-length, retry-after, www-authenticate";
 /// Seconds for which a browser keeps the answer to a preflight request.
 const PREFLIGHT_SECONDS: &str = "600";
 /// Origins that may be listed.
