@@ -282,4 +282,33 @@ mod tests {
             assert!(EXAMPLE.contains(&format!("\n# {flag} = ")), "{flag}");
         }
     }
+
+    #[test]
+    fn the_example_has_every_key_of_the_schedule() {
+        // Destructured, so that a new key must be documented too.
+        let ScheduleFile {
+            mode,
+            threads,
+            weight,
+            max_batch,
+            max_queue_delay,
+            preferred_batch_sizes,
+            allowed_batch_sizes,
+            always_merge,
+            data_dependent_shapes,
+            queue,
+            timeout,
+            default_priority,
+            priorities,
+            merge,
+            inputs: _,
+            outputs: _,
+        } = example().schedule;
+        assert!(mode.is_some() && threads.is_some() && weight.is_some());
+        assert!(max_batch.is_some() && max_queue_delay.is_some());
+        assert!(preferred_batch_sizes.is_some() && allowed_batch_sizes.is_some());
+        assert!(always_merge.is_some() && data_dependent_shapes.is_some());
+        assert!(queue.is_some() && timeout.is_some() && default_priority.is_some());
+        assert!(priorities.is_some() && merge.is_some());
+    }
 }
