@@ -10,23 +10,23 @@ use crate::surface::Surface;
 
 /// Answers 404 with the known paths, or 501 for a route of Triton that is not offered.
 pub(super) async fn unknown(Extension(surface): Extension<Surface>, uri: Uri) -> Reply {
-    if let Some(what) = oip::not_offered(uri.path()) {
-        return Reply::error(&Error::unimplemented(format!(
-            "{} is not offered: {what}",
-            uri.path()
-        )));
+    let path = uri.path();
+    if let Some(what) = oip::not_offered(path) {
+        return Reply::error(&Error::unimplemented(format!("{path} is not offered: {what}")));
     }
     let others = match surface.elsewhere() {
         None => "metrics are at /metrics, pages at /, /try, /images, /vectors, /audio and /docs"
             .to_owned(),
         Some(port) => format!("admin calls, metrics and pages are at port {port}"),
     };
+    // Other servers ignore a slash at the end, so 404 could mean that a collection does not exist.
+    let is_slashed = path.len() > 1 && path.ends_with('/');
+    let remedy = if is_slashed { "; leave out the last slash" } else { "" };
     let error = Error::not_found(format!(
-        "not found: {}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, {others}, all calls \
-         in /openapi.json",
-        uri.path()
+        "not found: {path}{remedy}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, \
+         {others}, all calls in /openapi.json"
     ));
-    refusals::reply(uri.path(), &error)
+    refusals::reply(path, &error)
 }
 
 /// Answers 405, with the request that the client most likely meant.

@@ -54,6 +54,7 @@ fn models_are_listed_and_wrong_requests_get_hints() {
     check("GET", INFER, 405, "did you mean POST /v2/models/echo/infer?");
     check("OPTIONS", INFER, 405, "start it with --cors ORIGIN");
     check("GET", "/doc", 404, "not found: /doc; the API is under /v1/models");
+    check("GET", "/collections/c/", 404, "/collections/c/; leave out the last slash; the API");
     for path in ["/v2/models/ehco", "/v1/models/ehco"] {
         check("GET", path, 404, r#"no model \"ehco\" is served here; did you mean \"echo\"?"#);
     }
