@@ -14,7 +14,7 @@ Exit codes:
   0  done
   1  failed: the message says why
   2  usage: wrong arguments or settings file
-  3  cannot start: port in use, collections in use, ONNX Runtime missing or too old
+  3  cannot start: port in use, collections in use, ONNX Runtime does not load or is too old
   4  wrong: answers differ or are lost, backups are damaged, a recording is not of the speaker,
      or `doctor` found that nothing can be served";
 

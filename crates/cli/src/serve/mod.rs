@@ -60,7 +60,8 @@ and runs the requests of all models, and [models.NAME.schedule] those of one mod
 file.
 
 Exit status: 0 after SIGTERM or SIGINT; 2 if a flag, a setting or a directory is wrong; 3 if a port or the collections \
-are in use, or ONNX Runtime is missing.")]
+are in use, ONNX Runtime does not load, or the models cannot be listed. If ONNX Runtime is missing, the server starts, \
+and ONNX models fail with the reason.")]
 pub(crate) struct ServeArgs {
     /// Model, or directory of models: a path, or a URL such as s3://BUCKET/PATH
     #[arg(value_name = "DIR|NAME=DIR")]
@@ -100,7 +101,7 @@ const POLL: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// Returns a usage error for wrong settings, and [`ExitStatus::CannotStart`] if a port is in use or
-/// ONNX Runtime is missing.
+/// ONNX Runtime does not load.
 pub(crate) fn run(args: &ServeArgs) -> CommandResult {
     child_process::name_server();
     // Before any file or thread is created: other users of the machine must not read the server's
