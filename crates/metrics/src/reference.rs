@@ -19,7 +19,8 @@ end 150 s after its release, so the number of series does not grow with each new
 const TFS_HEAD: &str = "
 ## TensorFlow Serving's names
 
-`/monitoring/prometheus/metrics` exports TensorFlow Serving's names, and then all metrics above. Only requests to
+`/monitoring/prometheus/metrics` exports TensorFlow Serving's names, and then all metrics above. With `millpond tfs`,
+this path exists only with `--monitoring_config_file`, beside the path that the file names. Only requests to
 TensorFlow Serving's API count. `input_batch_size` has one value for each request, not one for each input. Three more
 metrics describe the runs of models that merge requests, over all protocols:
 
