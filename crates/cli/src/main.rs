@@ -49,6 +49,7 @@ use std::process::ExitCode;
 static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
+    os::process::refuse_writes_beyond_file_limit();
     match arguments::parse().and_then(|arguments| arguments.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

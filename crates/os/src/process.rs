@@ -42,6 +42,14 @@ pub fn ignore_termination() {
     }
 }
 
+/// Makes a write beyond the limit of a file's size (`ulimit -f`, `LimitFSIZE=`) an error of that
+/// write. By default, SIGXFSZ ends the process. Child processes inherit this.
+pub fn refuse_writes_beyond_file_limit() {
+    // SAFETY: takes two numbers; ignoring a signal runs no handler. It cannot fail for a valid
+    // number.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Makes SIGSEGV and SIGBUS end this process at once. The standard library's handler looks for
 /// overflows of the stack, and ignores the first signal that another process sends.
 pub fn end_on_faults() {
