@@ -206,15 +206,16 @@ impl Speakers {
     /// `change` returned.
     fn change(&self, change: impl FnOnce(&mut SpeakerFile) -> Result<bool>) -> Result<bool> {
         let _one_at_a_time = self.0.writing.lock();
-        let _one_process = self.0.path.as_deref().map(lock).transpose()?;
+        let path = self.0.path.as_deref().map(target);
+        let _one_process = path.as_deref().map(lock).transpose()?;
         // Without a file, no other process has added anything.
-        let mut document = match self.0.path.as_deref().map(document).transpose()?.flatten() {
+        let mut document = match path.as_deref().map(document).transpose()?.flatten() {
             Some(document) => document,
             None => SpeakerFile::clone(&self.now()),
         };
         let changed = change(&mut document)?;
-        if let Some(path) = self.0.path.as_ref().filter(|_| changed) {
-            write(path, &document)?;
+        if let Some(path) = path.filter(|_| changed) {
+            write(&path, &document)?;
         }
         *self.0.document.write() = Arc::new(document);
         Ok(changed)
@@ -255,6 +256,12 @@ fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
     let lengths = (dot(mean, mean) * dot(embedding, embedding)).sqrt();
     let fits = mean.len() == embedding.len() && lengths > 0.0 && lengths.is_finite();
     fits.then(|| (dot(mean, embedding) / lengths).clamp(-1.0, 1.0) as f32)
+}
+
+/// Returns the file to write for `path`: the target of a link, which a rename would replace.
+fn target(path: &Path) -> PathBuf {
+    let followed = if path.is_symlink() { std::fs::canonicalize(path).ok() } else { None };
+    followed.unwrap_or_else(|| path.to_owned())
 }
 
 /// Locks the file at `path` against other processes until the result is dropped.
@@ -351,7 +358,11 @@ fn write(path: &Path, document: &SpeakerFile) -> Result<()> {
         file.sync_all()?;
         std::fs::rename(&temporary, path)
     };
-    written().map_err(|error| Error::io(path, &error).context("speakers cannot be saved"))?;
+    written().map_err(|error| {
+        // It may not exist.
+        let _ = std::fs::remove_file(&temporary);
+        Error::io(path, &error).context("speakers cannot be saved")
+    })?;
     sync_directory(path)
 }
 
@@ -519,11 +530,29 @@ mod tests {
     }
 
     #[test]
+    fn a_link_to_the_file_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        Speakers::open(&path).unwrap().enrol("Ada", &[1.0, 0.5]).unwrap();
+        let link = folder.path().join("link.json");
+        std::os::unix::fs::symlink("speakers.json", &link).unwrap();
+        Speakers::open(&link).unwrap().enrol("Bob", &[0.5, 1.0]).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(Speakers::open(&path).unwrap().names(), ["Ada", "Bob"]);
+        assert!(!beside(&link, ".lock").exists(), "both names have one lock");
+    }
+
+    #[test]
     fn a_change_that_cannot_be_saved_does_not_happen() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("absent/speakers.json");
         let speakers = Speakers::open(&path).unwrap();
         assert!(speakers.enrol("Ada", &[1.0]).unwrap_err().message().contains("cannot be saved"));
         assert_eq!(speakers.names(), [""; 0]);
+        // A file cannot replace a directory.
+        let path = folder.path().join("directory");
+        std::fs::create_dir(&path).unwrap();
+        assert!(write(&path, &SpeakerFile::default()).is_err());
+        assert!(!beside(&path, ".tmp").exists());
     }
 }

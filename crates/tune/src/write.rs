@@ -194,13 +194,17 @@ fn at_line_start(text: &str, at: usize, addition: &str) -> String {
 }
 
 /// Replaces the model's file by `text` in one step, after a copy of the old one to a free name that
-/// begins with `millpond.toml.bak`. Returns the copy's path if there was a file.
+/// begins with `millpond.toml.bak`. Follows a link. Returns the copy's path if there was a file.
 ///
 /// # Errors
 /// If a file cannot be written. The old one then still exists.
 pub(super) fn replace(model_dir: &Path, text: &str) -> Result<Option<PathBuf>> {
-    let path = model_dir.join(MODEL_FILE);
-    let part = model_dir.join(format!(".{MODEL_FILE}.part"));
+    let named = model_dir.join(MODEL_FILE);
+    // A rename would replace a link, and not the file that other models may share.
+    let followed = std::fs::canonicalize(&named).ok().filter(|target| target.is_file());
+    let path = followed.unwrap_or(named);
+    let target_dir = path.parent().unwrap_or(model_dir);
+    let part = target_dir.join(format!(".{MODEL_FILE}.part"));
     std::fs::write(&part, text).map_err(|e| Error::io(&part, &e))?;
     sync(&part)?;
     let mut backup = None;
@@ -212,6 +216,8 @@ pub(super) fn replace(model_dir: &Path, text: &str) -> Result<Option<PathBuf>> {
         backup = Some(copy);
     }
     std::fs::rename(&part, &path).map_err(|e| Error::io(&path, &e))?;
+    sync(target_dir)?;
+    // It has the copy.
     sync(model_dir)?;
     Ok(backup)
 }
@@ -373,6 +379,23 @@ mod tests {
         assert_eq!(std::fs::read_to_string(backup).unwrap(), "a = 1\n");
         assert_eq!(std::fs::read_to_string(second).unwrap(), "a = 2\n");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn the_target_of_a_link_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let model_dir = dir.path().join("model");
+        std::fs::create_dir(&model_dir).unwrap();
+        std::fs::write(dir.path().join("shared.toml"), "a = 1\n").unwrap();
+        let link = model_dir.join(MODEL_FILE);
+        std::os::unix::fs::symlink("../shared.toml", &link).unwrap();
+        let backup = replace(&model_dir, "a = 2\n").unwrap().unwrap();
+        assert_eq!(backup, model_dir.join("millpond.toml.bak"));
+        assert_eq!(std::fs::read_to_string(backup).unwrap(), "a = 1\n");
+        assert!(link.is_symlink());
+        let shared = std::fs::read_to_string(dir.path().join("shared.toml")).unwrap();
+        assert_eq!(shared, "a = 2\n");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]
