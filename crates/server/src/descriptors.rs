@@ -1,5 +1,7 @@
 //! Shares the limit of open files among listeners and collections.
 
+use base::{Error, Result};
+
 /// Descriptors that the server needs besides connections and collections: files, timers, signals,
 /// engines.
 const OWN_MAX: u64 = 256;
@@ -7,6 +9,28 @@ const OWN_MAX: u64 = 256;
 const PER_COLLECTION: u64 = 4;
 /// Maximum collections of a server whose limit is high enough.
 pub(crate) const COLLECTIONS_MAX: usize = 1000;
+
+/// Least descriptors of a server with one collection and one connection, besides those of its
+/// threads.
+const LEAST: u64 = 40;
+/// Descriptors of a connection thread: its runtime, its listening sockets and its clock.
+const PER_CONNECTION_THREAD: u64 = 5;
+
+/// Checks that a server can answer with `limit` descriptors. At a lower limit it would start, and
+/// refuse every connection.
+///
+/// # Errors
+/// `ResourceExhausted` with the limit that is needed.
+pub(crate) fn check(limit: u64, connection_threads: usize, workers: usize) -> Result<()> {
+    let needed = LEAST + PER_CONNECTION_THREAD * connection_threads as u64 + workers as u64;
+    if limit >= needed {
+        return Ok(());
+    }
+    Err(Error::exhausted(format!(
+        "the limit of open files is {limit}, and the server itself needs {needed}; raise it with ulimit -Hn or \
+         LimitNOFILE="
+    )))
+}
 
 /// Shares of the limit of open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +59,17 @@ pub fn plan(limit: u64, listeners: usize, connections_max: usize) -> DescriptorP
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_without_descriptors_does_not_start() {
+        let error = check(32, 2, 2).unwrap_err();
+        assert_eq!(error.kind(), base::ErrorKind::ResourceExhausted);
+        assert!(error.message().contains("is 32, and the server itself needs 52"), "{error}");
+        for (limit, threads) in [(64, 2), (256, 16), (1024, 128)] {
+            check(limit, threads, threads).unwrap();
+        }
+        check(1024, 256, 256).unwrap_err();
+    }
 
     #[test]
     fn all_descriptors_are_shared() {

@@ -35,11 +35,12 @@ const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// # Errors
 /// `Unavailable` if a port is taken, or if a store that was never copied cannot be listed.
 /// `NotFound` or `FailedPrecondition` if ONNX Runtime or that store cannot be used.
+/// `ResourceExhausted` if a limit of open files or threads is too low.
 /// `InvalidArgument` for contradicting settings and missing files of keys or certificates. A model
 /// that fails to load is not an error here, because its state gives the reason.
 pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManager) -> Result<()> {
     config.plan_threads()?;
-    share_descriptors(&mut config);
+    share_descriptors(&mut config)?;
     let runtime = connection_runtime(config.listeners.threads)?;
     // Before engines and collections are opened, which takes time.
     let hangups = runtime.block_on(async { HangupSignals::install() })?;
@@ -217,8 +218,12 @@ fn announce(line: &str) {
 }
 
 /// Raises the limit of open files and shares it among connections and collections.
-fn share_descriptors(config: &mut Config) {
+///
+/// # Errors
+/// `ResourceExhausted` if the limit is too low for the server itself.
+fn share_descriptors(config: &mut Config) -> Result<()> {
     let limit = transport::descriptors::raise();
+    descriptors::check(limit, config.listeners.threads, config.data.workers)?;
     let DescriptorPlan { connections_max, collections_max } =
         descriptors::plan(limit, config.listeners.count(), config.listeners.connections_max);
     if connections_max < config.listeners.connections_max
@@ -234,6 +239,7 @@ fn share_descriptors(config: &mut Config) {
     }
     config.listeners.connections_max = connections_max;
     config.search.collections_max = config.search.collections_max.min(collections_max);
+    Ok(())
 }
 
 /// Warns if other machines reach the server and there is no key.
