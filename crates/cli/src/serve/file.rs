@@ -20,7 +20,7 @@ use crate::serve::options::{
 };
 
 /// Maximum size of a settings file.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A parsed settings file.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -10,6 +10,7 @@ use toml::{Table, Value};
 
 use super::ServeArgs;
 use super::config::config_set;
+use super::file::FILE_BYTES_MAX;
 use super::settings::ServeSettings;
 
 /// Tables and keys that take effect while serving.
@@ -65,9 +66,10 @@ impl ConfigSource for SettingsWatch {
 }
 
 /// Reads the file as a table. A file with a mistake counts as empty: the reader of the settings
-/// reports the mistake.
+/// reports the mistake, which may be a named pipe or a device.
 fn table(path: &Path) -> Table {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let bytes = os::read_regular_file(path, FILE_BYTES_MAX).unwrap_or_default();
+    let text = std::str::from_utf8(&bytes).unwrap_or_default();
     text.parse().unwrap_or_default()
 }
 
@@ -103,6 +105,17 @@ fn changed(before: &Table, after: &Table) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_is_no_settings_file_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("millpond.toml");
+        std::fs::write(&path, "roots = ['a']\n").unwrap();
+        assert_eq!(table(&path).len(), 1);
+        let end = "#".repeat(FILE_BYTES_MAX as usize);
+        std::fs::write(&path, format!("roots = ['a']\n{end}")).unwrap();
+        assert!(table(&path).is_empty(), "larger than a settings file");
+    }
 
     #[test]
     fn settings_that_need_a_restart_are_named() {

@@ -94,10 +94,19 @@ impl KeyEntry {
 pub(super) fn read(path: &Path) -> Result<Vec<AccessKey>> {
     let failed = |error: std::io::Error| Error::io(path, &error);
     let wrong = |why: &dyn std::fmt::Display| Error::invalid(format!("{}: {why}", path.display()));
-    if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
+    let meta = std::fs::metadata(path).map_err(failed)?;
+    // A pipe has its keys once, and the file is read again.
+    if !meta.is_file() {
+        let why = "not a regular file; the server reads it again, so write the keys to a file";
+        return Err(wrong(&why));
+    }
+    if meta.len() > FILE_BYTES_MAX {
         return Err(wrong(&"the file of keys is larger than 16 MiB"));
     }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidData => wrong(&"not UTF-8"),
+        _ => failed(error),
+    })?;
     parse(&text).map_err(|error| wrong(&error.message()))
 }
 
@@ -141,6 +150,19 @@ mod tests {
     fn entry(name: &str, key: &str, rest: &str) -> String {
         let hash = blake3::hash(key.as_bytes()).to_hex();
         format!("[[keys]]\nname = \"{name}\"\nhash = \"blake3:{hash}\"\n{rest}\n")
+    }
+
+    #[test]
+    fn keys_of_a_pipe_are_refused() {
+        let error = read(Path::new("/dev/null")).err().unwrap();
+        assert_eq!(error.kind(), base::ErrorKind::InvalidArgument);
+        assert!(error.message().starts_with("/dev/null: not a regular file"), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        std::fs::write(&path, b"# \xff").unwrap();
+        assert_eq!(read(&path).err().unwrap().kind(), base::ErrorKind::InvalidArgument);
+        std::fs::write(&path, "").unwrap();
+        assert!(read(&path).unwrap().is_empty());
     }
 
     #[test]
