@@ -1,8 +1,11 @@
 """Few descriptors, and host names and keys of a server, as a user sees them."""
 
 import contextlib
+import os
+import pathlib
 import re
 import select
+import shutil
 import socket
 import subprocess
 import time
@@ -56,6 +59,26 @@ def test_collections_and_connections_share_few_descriptors(limited):
                 break
     assert value(limited, "millpond_file_descriptors", "open") < FEW_FILES
     assert limited.log_text().count("connections could not be accepted") <= 1
+
+
+def as_user_without_threads(program: pathlib.Path) -> list[str]:
+    """Returns a command that runs `program` as a user who may have no second thread."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become a user without other processes")
+    user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+    command = ["bash", "-c", 'ulimit -u 1 && exec "$@"', "limited", *user, str(program)]
+    if subprocess.run([*command, "--version"], capture_output=True, timeout=60, check=False).returncode != 0:
+        pytest.skip(f"another user cannot run {program}")
+    return command
+
+
+def test_a_command_that_may_start_no_thread(serve, tmp_path):
+    command = as_user_without_threads(BINARY)
+    server = serve(tmp_path / "root")
+    for host in ("127.0.0.1", "localhost"):
+        listed = [*command, "models", "ls", "--url", f"http://{host}:{server.http_port}"]
+        done = subprocess.run(listed, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0 and "half_plus_two" in done.stdout, done
 
 
 def test_names_that_another_site_may_own(serve, tmp_path):

@@ -13,6 +13,7 @@ use ureq::Timeout;
 use ureq::http::{HeaderValue, StatusCode};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
+use crate::address_lookup;
 use crate::server_address::ServerAddress;
 use crate::unix_connector::UnixConnector;
 use crate::wait_notice::WaitNotice;
@@ -143,7 +144,7 @@ impl ServerClient {
             base: shown,
             is_socket: socket.is_some(),
             agent: match socket {
-                None => config.into(),
+                None => address_lookup::agent(config),
                 Some(path) => UnixConnector::new(path).agent(config),
             },
             root,

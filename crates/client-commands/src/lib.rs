@@ -3,12 +3,13 @@
 //!
 //! # Modules
 //! * Commands: `infer`, `images`, `models`, `collections`, `cluster`.
-//! * Requests: `client` and `unix_connector` send them to a `server_address`, `poll` repeats reads
-//!   of progress, `wait_notice` notes long waits.
+//! * Requests: `client`, `address_lookup` and `unix_connector` send them to a `server_address`,
+//!   `poll` repeats reads of progress, `wait_notice` notes long waits.
 
 // The help on the terminal shows addresses as they are typed.
 #![allow(rustdoc::bare_urls)]
 
+mod address_lookup;
 mod client;
 pub mod cluster;
 pub mod collections;

@@ -7,8 +7,9 @@
 //!
 //! # Modules
 //! * A trace: `context`, `sampler`, `tracer`, `span`, `links`.
-//! * Export: `exporter`, `encode`, `generated`, `post`.
+//! * Export: `exporter`, `encode`, `generated`, `post`, `collector_lookup`.
 
+mod collector_lookup;
 mod context;
 mod encode;
 mod exporter;

@@ -7,6 +7,7 @@ use base::{Error, Result};
 use prost::Message;
 use ureq::tls::{RootCerts, TlsConfig};
 
+use crate::collector_lookup;
 use crate::exporter::TraceExportConfig;
 use crate::generated::ExportTraceServiceResponse;
 
@@ -81,7 +82,7 @@ impl HttpPost {
             .root_certs(RootCerts::PlatformVerifier)
             .unversioned_rustls_crypto_provider(provider)
             .build();
-        let agent = ureq::Agent::config_builder()
+        let client = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .proxy(None)
             // A followed redirect would be a GET without the spans, and have the headers' secrets.
@@ -90,7 +91,8 @@ impl HttpPost {
             .tls_config(tls)
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
-        Ok(HttpPost { agent: agent.into(), url, shown, headers: config.headers.clone() })
+        let agent = collector_lookup::agent(client);
+        Ok(HttpPost { agent, url, shown, headers: config.headers.clone() })
     }
 
     fn try_post(&self, body: &[u8]) -> std::result::Result<PostOutcome, ureq::Error> {
@@ -207,6 +209,21 @@ mod tests {
         let outcome = HttpPost::new(&config(&url)).unwrap().post(b"");
         collector.join().unwrap();
         assert_eq!(outcome, PostOutcome::Refused("the collector answered 301".into()));
+    }
+
+    #[test]
+    fn the_name_of_a_collector_is_looked_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let collector = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]).unwrap();
+            stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 0\r\n\r\n").unwrap();
+        });
+        let url = format!("http://localhost:{port}/v1/traces");
+        let outcome = HttpPost::new(&config(&url)).unwrap().post(b"");
+        collector.join().unwrap();
+        assert_eq!(outcome, PostOutcome::Accepted { rejected: 0, message: String::new() });
     }
 
     #[test]
