@@ -1,6 +1,7 @@
 //! The command line: all commands and their help.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use client_commands::cluster::{self, ClusterCommand};
@@ -9,7 +10,7 @@ use client_commands::images::{self, ImagesCommand};
 use client_commands::infer::{self, InferArgs};
 use client_commands::models::{self, ModelsArgs};
 use command_line::environment;
-use command_line::exit::{CommandResult, EXIT_CODES_HELP};
+use command_line::exit::{CommandError, CommandResult, EXIT_CODES_HELP};
 
 use crate::audio::AudioCommand;
 use crate::bench::{BenchArgs, DemoCommand};
@@ -98,7 +99,8 @@ pub(crate) fn command() -> clap::Command {
 /// 2.
 ///
 /// # Errors
-/// Returns a usage error for a flag of another server, and the errors of [`bench::pass_on`].
+/// Returns a usage error for a flag of another server, an error if help cannot be printed, and the
+/// errors of [`bench::pass_on`].
 pub(crate) fn parse() -> CommandResult<Arguments> {
     let words: Vec<_> = std::env::args_os().collect();
     if let Some(arguments) = tfs::tfs_flags(&words) {
@@ -109,7 +111,18 @@ pub(crate) fn parse() -> CommandResult<Arguments> {
     bench::pass_on(words.get(1..).unwrap_or_default())?;
     let parsed =
         command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
-    parsed.or_else(|error| foreign::explain(&words, &error).map_or_else(|| error.exit(), Err))
+    parsed.map_err(|error| foreign::explain(&words, &error).unwrap_or_else(|| finish(&error)))
+}
+
+/// Prints help, the version or a mistake, and ends the process. Returns an error if help or the
+/// version cannot be printed; a reader that closed the pipe is no error.
+fn finish(error: &clap::Error) -> CommandError {
+    match error.print() {
+        Err(failed) if !error.use_stderr() && failed.kind() != ErrorKind::BrokenPipe => {
+            CommandError::failed(format!("cannot write to standard output: {failed}"))
+        }
+        _ => std::process::exit(error.exit_code()),
+    }
 }
 
 /// Returns the version, the layout's format and the machine.

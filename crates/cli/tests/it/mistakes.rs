@@ -77,6 +77,16 @@ fn results_do_not_depend_on_standard_error() {
 }
 
 #[test]
+fn help_that_cannot_be_printed_is_an_error() {
+    for arguments in [&["--help"][..], &["--version"], &["help", "models"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let run = Run::from(command(arguments).stdout(full).output().unwrap());
+        assert_eq!(run.code, 1, "{arguments:?}: {run:?}");
+        assert!(run.stderr.contains("cannot write to standard output"), "{run:?}");
+    }
+}
+
+#[test]
 fn the_filter_of_the_log_changes_while_serving() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
