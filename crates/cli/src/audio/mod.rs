@@ -114,7 +114,7 @@ pub(crate) fn run(args: &AudioCommand) -> CommandResult {
         _ => return list(&args.directory),
     };
     if let Some(path) = &args.timing {
-        recognise::check_timing(path)?;
+        recognise::check_timing(path, args.output.as_deref())?;
     }
     if args.url.is_none() {
         allocator::restart_frugally(args.engine.threads);

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -228,11 +229,18 @@ fn peak_bytes() -> u64 {
     os::process::memory().map_or(0, |memory| memory.rss_peak)
 }
 
-/// Checks that the file of `--timing` is missing, empty, or a file of an earlier call.
+/// Checks that the file of `--timing` is missing, empty, or a file of an earlier call, and not that
+/// of `--output`.
 ///
 /// # Errors
 /// Returns a usage error for another file, such as a recording: the flag looks like a switch.
-pub(crate) fn check_timing(path: &Path) -> CommandResult {
+pub(crate) fn check_timing(path: &Path, output: Option<&Path>) -> CommandResult {
+    if output.is_some_and(|output| is_same_file(path, output)) {
+        return Err(CommandError::usage(format!(
+            "--timing {}: --output writes the labels to this file; name another",
+            path.display()
+        )));
+    }
     let mut first = Vec::new();
     let is_regular = std::fs::metadata(path).is_ok_and(|found| found.is_file());
     // The write reports a file that cannot be read.
@@ -243,6 +251,14 @@ pub(crate) fn check_timing(path: &Path) -> CommandResult {
             path.display()
         ))),
         _ => Ok(()),
+    }
+}
+
+/// Returns true if both paths name one regular file, or a file that does not exist yet.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (std::fs::metadata(one), std::fs::metadata(other)) {
+        (Ok(a), Ok(b)) => a.is_file() && (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => one == other,
     }
 }
 

@@ -179,6 +179,9 @@ fn a_mistyped_argument_overwrites_no_file() {
     let vad = ["audio", &wav, "--recogniser", "vad", "--url", "http://127.0.0.1:9"];
     check_error(&[&vad[..], &["--output", &wav]].concat(), 2, "is the recording");
     check_error(&[&vad[..], &["--output", &labels]].concat(), 1, "no answer");
+    let new = text("new.csv");
+    check_error(&[&vad[..], &["--output", &new, "--timing", &new]].concat(), 2, "name another");
+    check_error(&[&vad[..], &["--output", &labels, "--timing", &labels]].concat(), 2, "another");
     check_error(&[&vad[..], &[&labels, "--format", "srt"]].concat(), 2, "is for one recording");
     assert_eq!(std::fs::read(&wav).unwrap(), b"RIFF and so on");
     assert_eq!(std::fs::read(&labels).unwrap(), b"of before");
