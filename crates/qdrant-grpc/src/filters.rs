@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 use crate::members::{filled, object, optional};
 use crate::values;
 
+/// First date that a text can have. It limits a range of dates without limits.
+const FIRST_DATE: &str = "0000-01-01T00:00:00Z";
+
 /// Returns the JSON of an optional filter, or null if it is absent.
 ///
 /// # Errors
@@ -125,6 +128,10 @@ fn range(
         (Some(Range { lt, gt, gte, lte }), None) => limits([lt, gt, gte, lte], |limit| {
             member("range", limit.map_or(Ok(Value::Null), values::finite))
         }),
+        // Without a limit, the JSON would be a range of numbers.
+        (None, Some(DatetimeRange { lt: None, gt: None, gte: None, lte: None })) => {
+            Ok(json!({ "gte": FIRST_DATE }))
+        }
         (None, Some(DatetimeRange { lt, gt, gte, lte })) => {
             limits([lt, gt, gte, lte], |limit: Option<Timestamp>| {
                 member("datetime_range", limit.map_or(Ok(Value::Null), values::date))
@@ -231,6 +238,17 @@ mod tests {
         } });
         assert_eq!(selection(Some(one)).unwrap(), expected);
         assert_eq!(selection(None).unwrap(), json!({}));
+    }
+
+    #[test]
+    fn a_range_of_dates_without_limits_has_all_dates() {
+        let any = of_field(FieldCondition {
+            key: "day".to_owned(),
+            datetime_range: Some(DatetimeRange::default()),
+            ..FieldCondition::default()
+        });
+        let expected = json!({ "key": "day", "range": { "gte": FIRST_DATE } });
+        assert_eq!(condition(any).unwrap(), expected);
     }
 
     #[test]
