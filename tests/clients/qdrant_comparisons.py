@@ -92,6 +92,8 @@ def compare_groups(client: QdrantClient, local: QdrantClient, collection: str, c
         (models.RrfQuery(rrf=models.Rrf(k=9, weights=[2.0, 1.0])), prefetch),
         (score, prefetch),
         (other, models.Prefetch(query=diverse, limit=count)),
+        # The size of the groups, which is 2 or more, multiplies this limit.
+        (other, models.Prefetch(query=row, limit=(count + 1) // 2)),
     ):
         for key, size, chosen in (("city", 3, None), ("n", 2, models.Filter(must=[FLAG])), ("deep.k", 4, None)):
             asked = {
