@@ -6,7 +6,7 @@
 //!   `duplicates` its pairs of similar points. `points` are points as clients know them.
 //! * Segments: `segment` has the files, `deletes` the deleted rows, `payload_index` finds rows,
 //!   `segment_cache` keeps blocks in memory.
-//! * Stages of a search: `filter` evaluates conditions, `codes` sets the place of the codes by
+//! * Stages of a search: `millpond-filter` evaluates conditions, `codes` sets the place of the codes by
 //!   which `millpond-coarse` ranks embeddings, `rerank` scores the records of candidates.
 //! * All of them reserve their memory in `budget`.
 
@@ -15,7 +15,6 @@ pub mod codes;
 pub mod collection;
 pub mod deletes;
 pub mod duplicates;
-pub mod filter;
 pub mod ingest;
 pub mod payload_index;
 pub mod points;
@@ -24,5 +23,6 @@ pub mod rerank;
 pub mod segment;
 pub mod segment_cache;
 
+pub use ::filter;
 pub use coarse::{CoarseKind, DIMS_MAX, HITS_MAX, Metric, SQUARE_MAX, ScanParams};
 pub use rerank::Scorer;

@@ -8,17 +8,17 @@
 //! first, then UUIDs by their hash and not by their value.
 
 mod change;
-pub(crate) mod id;
-pub(crate) mod payload;
+mod payload;
 mod upsert;
 
+pub(crate) use filter::RESERVED_KEY;
+pub use filter::{NUMBERS_MAX, PointId, uuid_hash};
 use serde_json::{Map, Value};
 
 pub(crate) use change::apply;
 pub use change::{PayloadChange, PointSelection};
-pub use id::{NUMBERS_MAX, PointId, uuid_hash};
 pub use payload::check_levels;
-pub(crate) use payload::{RESERVED_KEY, decode, encode};
+pub(crate) use payload::{decode, encode};
 pub(crate) use upsert::accepts;
 pub use upsert::{UpsertCondition, UpsertMode, VectorChange};
 

@@ -3,10 +3,7 @@
 use base::{Error, Result};
 use serde_json::{Map, Value};
 
-use super::{NUMBERS_MAX, PointId};
-
-/// Key of a point's id in its stored payload. Clients can neither write nor see it.
-pub(crate) const RESERVED_KEY: &str = "__millpond_id";
+use super::{NUMBERS_MAX, PointId, RESERVED_KEY};
 
 /// Maximum levels of objects and lists in a payload. Answers nest it a few levels deeper, and
 /// readers of JSON refuse 128 levels.

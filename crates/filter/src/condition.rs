@@ -176,7 +176,7 @@ impl Filter {
     }
 
     /// Returns the memory that an evaluation by indexes needs at once, at most, in bits per row.
-    pub(crate) fn working_sets(&self) -> u64 {
+    pub fn working_sets(&self) -> u64 {
         let nested = self.conditions().map(|condition| match condition {
             Condition::Nested(filter) => filter.working_sets(),
             _ => 0,
@@ -224,13 +224,13 @@ impl Filter {
     }
 
     /// Returns about how many bytes of memory the filter takes.
-    pub(crate) fn memory_bytes(&self) -> u64 {
+    pub fn memory_bytes(&self) -> u64 {
         self.conditions().map(Condition::memory_bytes).sum()
     }
 
     /// Splits off the ids that the filter excludes. They differ from query to query, while the rest
     /// of the filter is mostly the same. Returns the rest and those ids.
-    pub(crate) fn without_ids(&self) -> (Cow<'_, Filter>, Vec<u64>) {
+    pub fn without_ids(&self) -> (Cow<'_, Filter>, Vec<u64>) {
         let (ids, others): (Vec<&Condition>, Vec<&Condition>) =
             self.must_not.iter().partition(|condition| matches!(condition, Condition::HasId(_)));
         let excluded = ids.iter().flat_map(|condition| match condition {
@@ -436,7 +436,7 @@ impl Match {
 
 impl<T: PartialOrd + Copy> ValueLimits<T> {
     /// Returns true if `value` is within the limits.
-    pub(crate) fn contain(&self, value: T) -> bool {
+    pub fn contain(&self, value: T) -> bool {
         self.gt.is_none_or(|limit| value > limit)
             && self.gte.is_none_or(|limit| value >= limit)
             && self.lt.is_none_or(|limit| value < limit)
@@ -446,7 +446,7 @@ impl<T: PartialOrd + Copy> ValueLimits<T> {
 
 /// Returns true if two values are equal. Whole numbers are compared exactly, others as 64-bit
 /// floats.
-pub(crate) fn same(one: &Value, other: &Value) -> bool {
+pub fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
             one == other || (either_float(one, other) && one.as_f64() == other.as_f64())

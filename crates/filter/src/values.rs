@@ -63,7 +63,7 @@ impl PartialEq for MatchValues {
 
 impl MatchValues {
     /// Returns true if `value` is one of the values.
-    pub(crate) fn has(&self, value: &Value) -> bool {
+    pub fn has(&self, value: &Value) -> bool {
         let table = self.table.get_or_init(|| ValueTable::new(&self.list));
         match value {
             Value::String(text) => table.texts.contains(text),
@@ -114,7 +114,7 @@ impl RangeLimit {
     }
 
     /// Returns the nearest float.
-    pub(crate) fn float(self) -> f64 {
+    pub fn float(self) -> f64 {
         match self {
             RangeLimit::Float(value) => value,
             RangeLimit::Whole(value) => value as f64,
@@ -122,7 +122,7 @@ impl RangeLimit {
     }
 
     /// Returns true for a float, and for a whole number whose float no other whole number has.
-    pub(crate) fn has_own_float(self) -> bool {
+    pub fn has_own_float(self) -> bool {
         match self {
             RangeLimit::Float(_) => true,
             RangeLimit::Whole(value) => value.unsigned_abs() < FLOATS_MEET,
@@ -152,7 +152,7 @@ impl WholeRange {
     }
 
     /// Returns true if `number` is within the limits.
-    pub(crate) fn contain_number(&self, number: &Number) -> bool {
+    pub fn contain_number(&self, number: &Number) -> bool {
         let fits = |limit: Option<RangeLimit>, is_fitting: fn(Ordering) -> bool| {
             limit.is_none_or(|limit| limit.order_of(number).is_some_and(is_fitting))
         };

@@ -4,8 +4,7 @@ use std::hash::Hasher;
 
 use serde_json::Value;
 
-use crate::points::id::{NUMBERS_MAX, PointId};
-use crate::points::payload::RESERVED_KEY;
+use crate::id::{NUMBERS_MAX, PointId, RESERVED_KEY};
 
 /// One of several slices of all points. Points belong to slices by a hash of their ids. The hash is
 /// part of Qdrant's interface, and clients may compute it.
@@ -27,7 +26,7 @@ impl IdSlice {
     }
 
     /// Returns true if the slice has the point with this internal id and stored payload.
-    pub(crate) fn contains_stored(&self, internal: u64, payload: &Value) -> bool {
+    pub fn contains_stored(&self, internal: u64, payload: &Value) -> bool {
         if internal < NUMBERS_MAX {
             return self.contains(&PointId::Number(internal));
         }

@@ -126,7 +126,7 @@ pub fn check_path(path: &str) -> Result<()> {
 
 /// Returns true if payload indexes have the path. Then no name is quoted, no step has a number, and
 /// no step goes into lists of lists.
-pub(crate) fn is_indexable(path: &str) -> bool {
+pub fn is_indexable(path: &str) -> bool {
     let mut next = Some(path);
     while let Some(at) = next {
         let step = first_step(at);

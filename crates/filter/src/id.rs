@@ -11,6 +11,9 @@ use uuid::Uuid;
 /// Numbers below this are stored as internal ids alone. Larger ones share the other ids with UUIDs.
 pub const NUMBERS_MAX: u64 = 1 << 63;
 
+/// Key of a point's id in its stored payload. Clients can neither write nor see it.
+pub const RESERVED_KEY: &str = "__millpond_id";
+
 /// A number or a UUID. Numbers sort before UUIDs, and UUIDs by their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PointId {
@@ -57,7 +60,7 @@ impl PointId {
     }
 
     /// Returns the 64-bit id that collections store, with `hash` in place of [`uuid_hash`].
-    pub(crate) fn internal_by(&self, hash: fn(&[u8; 16]) -> u64) -> u64 {
+    pub fn internal_by(&self, hash: fn(&[u8; 16]) -> u64) -> u64 {
         match self {
             PointId::Number(number) => *number,
             PointId::Uuid(uuid) => NUMBERS_MAX | (hash(uuid) & (NUMBERS_MAX - 1)),

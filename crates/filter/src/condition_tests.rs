@@ -1,5 +1,5 @@
 use super::*;
-use crate::filter::{GeoPoint, TextMatchKind, Tokenizer};
+use crate::{GeoPoint, TextMatchKind, Tokenizer};
 use proptest::prelude::*;
 use serde_json::json;
 
