@@ -48,7 +48,9 @@ pub fn settings(
         let ConvertedBatching { schedule, notes: lost } =
             batching::convert(&parameters, threads)
                 .map_err(|error| error.context(path.display()))?;
-        notes.extend(lost.iter().map(|note| format!("{}: {note}", path.display())));
+        let left_out = left_out_runs(&parameters, threads);
+        let lost = lost.iter().chain(&left_out);
+        notes.extend(lost.map(|note| format!("{}: {note}", path.display())));
         let table = Table::try_from(ScheduleFile::from_options(&schedule))
             .map_err(|error| ImportError::internal(format!("schedule: {error}")))?;
         settings.insert("schedule".to_owned(), Value::Table(table));
@@ -65,6 +67,19 @@ pub fn settings(
         configs.iter().map(|model| (model.name.to_string(), Value::Table(table_of(model))));
     settings.insert("models".to_owned(), Value::Table(tables.collect()));
     Ok(ImportedSettings { text: HEAD.to_owned() + &to_text(&settings)?, notes })
+}
+
+/// Returns a note if `num_batch_threads` is not below the `threads` of this machine. The settings
+/// leave it out then, because a server with fewer threads would refuse it.
+fn left_out_runs(parameters: &pb::BatchingParameters, threads: usize) -> Option<String> {
+    let runs = parameters.num_batch_threads?;
+    let most = i64::try_from(threads).unwrap_or(i64::MAX);
+    (runs >= most).then(|| {
+        format!(
+            "num_batch_threads is {runs}, and this machine has {threads} cores; for a machine with more cores, \
+             set threads = {runs} in [schedule]"
+        )
+    })
 }
 
 /// Returns true if no version of the model is served. A settings file has no such policy.
@@ -145,6 +160,19 @@ mod tests {
         let names: Vec<&String> = table["models"].as_table().unwrap().keys().collect();
         assert_eq!(names, ["a"]);
         let wanted = "model \"b\" is left out: its version policy names no version";
+        assert!(imported.notes[0].ends_with(wanted), "{:?}", imported.notes);
+    }
+
+    #[test]
+    fn runs_beyond_the_cores_are_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (models, batching) = (dir.path().join("models"), dir.path().join("batching"));
+        std::fs::write(&models, "model_config_list { }").unwrap();
+        std::fs::write(&batching, "num_batch_threads { value: 1000000 }").unwrap();
+        let imported = settings(&models, Some(&batching), |_| Ok(())).unwrap();
+        let table: Table = imported.text.parse().unwrap();
+        assert_eq!(table["schedule"].get("threads"), None);
+        let wanted = "set threads = 1000000 in [schedule]";
         assert!(imported.notes[0].ends_with(wanted), "{:?}", imported.notes);
     }
 }
