@@ -83,7 +83,7 @@ pub(crate) fn update(registry: &Registry, context: &CallContext, body: &[u8]) ->
 
 /// Returns an object of this interface in the extra data of a collection, and creates it if it is
 /// missing.
-fn own<'a>(extra: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
+fn interface_object<'a>(extra: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
     object(
         object(object(extra).entry(EXTRA).or_insert(Value::Null))
             .entry(name)
