@@ -145,6 +145,11 @@ impl Collection {
         }
     }
 
+    /// Returns the free bytes of the disk now, or `None` if they are not known.
+    pub(crate) fn free_disk(&self) -> Option<u64> {
+        self.medium.space().ok().flatten().map(|space| space.free)
+    }
+
     /// Checks that other files of `bytes` bytes on the same disk leave the reserve free.
     ///
     /// # Errors

@@ -25,6 +25,10 @@ use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
 const RETRY_MIN: Duration = Duration::from_millis(200);
 /// Longest delay before the next try.
 const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Delay after which freed space lets a task run again that failed because the disk was full.
+const RETRY_WITH_ROOM: Duration = Duration::from_secs(1);
+/// Bytes of freed space that end the delay of such a task.
+const ROOM_FREED_MIN: u64 = 1 << 20;
 
 /// Maximum payloads that are in memory at once if only their ids are wanted. One request may name
 /// 200,000 UUIDs, each with a payload of up to 64 KiB.
@@ -89,6 +93,10 @@ struct RetryDelay {
     next: Instant,
     /// Time from the failure to the next try.
     delay: Duration,
+    /// Free bytes after the failure, if the disk was full.
+    free: Option<u64>,
+    /// Time from which freed space ends the delay.
+    with_room: Instant,
 }
 
 /// Kind of background work.
@@ -472,11 +480,24 @@ impl NamedCollection {
     /// Returns true if no earlier failure delays the task.
     pub(super) fn may_run(&self, task: BackgroundTask) -> bool {
         let retry = *self.retries.lock().of(task);
-        !self.removed() && retry.is_none_or(|retry| Instant::now() >= retry.next)
+        let is_due = |retry: RetryDelay| Instant::now() >= retry.next || self.has_room(retry);
+        !self.removed() && retry.is_none_or(is_due)
+    }
+
+    /// Returns true if the disk was full at the failure, and space was freed since. Otherwise
+    /// writes would be refused for the rest of a long delay.
+    fn has_room(&self, retry: RetryDelay) -> bool {
+        let Some(before) = retry.free.filter(|_| Instant::now() >= retry.with_room) else {
+            return false;
+        };
+        let wanted = before.saturating_add(ROOM_FREED_MIN);
+        self.collection.free_disk().is_some_and(|free| free >= wanted)
     }
 
     /// Records the outcome of a task. `Ok(false)` is a task without work.
     pub(super) fn record_outcome(&self, task: BackgroundTask, outcome: &Result<bool>) {
+        let is_full = outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::StorageFull);
+        let free = if is_full { self.collection.free_disk() } else { None };
         let mut retries = self.retries.lock();
         let retry = retries.of(task);
         match outcome {
@@ -485,7 +506,9 @@ impl NamedCollection {
             Ok(true) => *retry = None,
             Err(error) => {
                 let delay = retry.map_or(RETRY_MIN, |retry| (retry.delay * 2).min(RETRY_MAX));
-                *retry = Some(RetryDelay { next: Instant::now() + delay, delay });
+                let now = Instant::now();
+                let with_room = now + delay.min(RETRY_WITH_ROOM);
+                *retry = Some(RetryDelay { next: now + delay, delay, free, with_room });
                 if !self.removed() && error.kind() != ErrorKind::Cancelled {
                     tracing::error!(
                         collection = self.name, %task, %error,
@@ -543,6 +566,30 @@ mod tests {
         };
         named.change_extra(change).unwrap();
         assert_eq!(named.settings().extra, json!({"n": 1}));
+    }
+
+    #[test]
+    fn freed_space_ends_the_delay_after_a_full_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        // The delay grows to 25 s.
+        for _ in 0..8 {
+            named.record_outcome(BackgroundTask::Flush, &Err(Error::storage_full("no room")));
+        }
+        assert!(named.retries.lock().flush.unwrap().free.is_some());
+        let may_run = |free| {
+            if let Some(retry) = &mut named.retries.lock().flush {
+                retry.free = free;
+                retry.with_room = Instant::now();
+            }
+            named.may_run(BackgroundTask::Flush)
+        };
+        assert!(!may_run(Some(u64::MAX)), "no space was freed");
+        assert!(may_run(Some(0)));
+        named.record_outcome(BackgroundTask::Flush, &Err(Error::internal("another failure")));
+        assert_eq!(named.retries.lock().flush.unwrap().free, None);
+        assert!(!may_run(None));
     }
 
     #[test]
