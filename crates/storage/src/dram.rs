@@ -58,10 +58,19 @@ impl DramMedium {
         let length = usize::try_from(bytes).map_err(|_| {
             Error::exhausted(format!("a file of {bytes} bytes cannot be addressed"))
         })?;
-        let mut region = self.pool.allocate(length.next_multiple_of(DIRECT_ALIGNMENT))?;
+        let region = self.pool.allocate(length.next_multiple_of(DIRECT_ALIGNMENT));
+        let mut region = region.map_err(no_room)?;
         fill(region.as_mut_slice(), length)?;
         Ok(Arc::new(DramSealed { id: names::next_id(), region: region.freeze(), length }))
     }
+}
+
+/// Converts a refusal of the pool. Its own remedy is that of models.
+fn no_room(error: Error) -> Error {
+    error.replaced("of parameters do not fit", "of a file do not fit").replaced(
+        "unload a version or make the pool larger",
+        "raise --search-memory, or use another medium",
+    )
 }
 
 /// Converts the error of a direct read to the error of a medium. Bytes that the disk lost are

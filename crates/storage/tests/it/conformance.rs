@@ -341,7 +341,9 @@ fn missing_memory_is_an_error() {
     let medium = storage::DramMedium::new(crate::pool(1), Some(directory.path().into())).unwrap();
     write(&medium, "large", &vec![1; 3 << 20]);
     write(&medium, "small", &[1; 100]);
-    assert_eq!(kind_of(medium.open("large")), Some(ErrorKind::ResourceExhausted));
+    let refused = medium.open("large").err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+    assert!(refused.message().contains("--search-memory"), "{refused}");
     let held = medium.open("small").unwrap();
     assert_eq!(kind_of(medium.open("small")), Some(ErrorKind::ResourceExhausted));
     drop(held);
