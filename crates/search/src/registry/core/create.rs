@@ -19,7 +19,8 @@ impl RegistryCore {
     /// # Errors
     /// `AlreadyExists` for a name that a collection or an alias has. `InvalidArgument` for an
     /// invalid name or invalid settings. `ResourceExhausted` for too many collections. Also the
-    /// errors of the file system and of [`RegistryCore::open_one`].
+    /// errors of [`RegistryCore::check_directory`], of the file system and of
+    /// [`RegistryCore::open_one`].
     pub(in crate::registry) fn create(
         &self,
         name: &str,
@@ -42,6 +43,7 @@ impl RegistryCore {
             return Err(self.too_many(count));
         }
         let root = &self.options.directory;
+        self.check_directory()?;
         check_room_to_create(&UringMedium::plain(root.clone())?, self.options.disk_reserve, 0)?;
         let layout = self.media.layout(settings.medium, root)?;
         self.make_directory(name, &settings, layout)?;
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_on_an_unmounted_disk_is_not_removed() {
+    fn no_collection_is_removed_or_made_without_its_disk() {
         let parent = tempfile::tempdir().unwrap();
         let root = parent.path().join("root");
         let mounted = parent.path().join("mounted");
@@ -137,6 +139,9 @@ mod tests {
         // An empty mount point.
         std::fs::create_dir(&root).unwrap();
         assert_eq!(core.remove("a").unwrap_err().kind(), ErrorKind::Unavailable);
+        let created = core.create("b", CollectionSettings::new(2, Metric::L2));
+        assert_eq!(created.map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
+        // Nothing is in the mount point, which would not be empty.
         std::fs::remove_dir(&root).unwrap();
         std::fs::rename(&mounted, &root).unwrap();
         assert!(root.join("a").exists());

@@ -51,6 +51,15 @@ impl RegistryCore {
         files::sync(root)
     }
 
+    /// Checks that the directory of the collections is the one that was locked at the start. In an
+    /// empty mount point, a new collection would be hidden once the disk is mounted.
+    ///
+    /// # Errors
+    /// `Unavailable` if it is another directory, or missing.
+    pub(in crate::registry) fn check_directory(&self) -> Result<()> {
+        files::check_locked(&self.options.directory, &self.lock)
+    }
+
     /// Returns the path of a temporary directory that is hidden and has a new name.
     pub(in crate::registry) fn aside(&self, what: &str) -> PathBuf {
         self.options.directory.join(format!(".{what}-{:016x}", random()))
@@ -68,7 +77,7 @@ impl RegistryCore {
         match std::fs::rename(&place, &aside) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                files::check_locked(&self.options.directory, &self.lock)?;
+                self.check_directory()?;
             }
             Err(error) => return Err(Error::io(&place, &error)),
         }
