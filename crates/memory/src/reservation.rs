@@ -97,7 +97,8 @@ impl AddressReservation {
         }
         let wanted = format_bytes((slots_min as u64).saturating_mul(SLOT_BYTES as u64));
         Err(Error::exhausted(format!(
-            "{wanted} of address space for parameters cannot be reserved: {refusal}; lower the pool's size or raise ulimit -v"
+            "{wanted} of address space for parameters cannot be reserved: {refusal}; give a \
+             smaller --pool, or raise ulimit -v and ulimit -d"
         )))
     }
 
@@ -195,7 +196,7 @@ impl AddressReservation {
         if self.populates {
             return self.advise(slot, 1, libc::MADV_POPULATE_WRITE).map_err(|error| {
                 Error::exhausted(format!(
-                    "the system has no memory for parameters: {error}; lower the pool's size"
+                    "the system has no memory for parameters: {error}; give a smaller --pool"
                 ))
                 .with_source(error)
             });
@@ -347,5 +348,6 @@ mod tests {
         let error =
             AddressReservation::new(usize::MAX / SLOT_BYTES / 2, false).map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), base::ErrorKind::ResourceExhausted);
+        assert!(error.message().ends_with("smaller --pool, or raise ulimit -v and ulimit -d"));
     }
 }
