@@ -44,7 +44,7 @@ text_messages! {
     inference::ModelConfig = "inference.ModelConfig",
 }
 
-/// Parses a message.
+/// Parses a message. Skips a byte order mark at the start, as protobuf's parser does.
 ///
 /// # Errors
 /// `InvalidArgument` with the line for text that is not such a message, `TooLarge` for more than
@@ -53,6 +53,7 @@ pub fn parse<M: TextMessage>(text: &str) -> Result<M> {
     if text.len() > TEXT_BYTES_MAX {
         return Err(Error::too_large(format!("the text is larger than {TEXT_BYTES_MAX} bytes")));
     }
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     check_depth(text)?;
     let text = &with_colons(text);
     let descriptor = DESCRIPTORS
@@ -170,6 +171,14 @@ mod tests {
     fn refused<M: TextMessage>(text: &str, wanted: &str) {
         let error = parse::<M>(text).map(drop).unwrap_err();
         assert!(error.message().starts_with(wanted), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_windows_parses() {
+        let text = "\u{feff}model_config_list {\r\n  config { name: \"a\" }\r\n}\r\n";
+        assert_eq!(models(text)[0].name, "a");
+        refused::<ModelServerConfig>("\u{feff}\r\nnone: 1", "line 2: ");
+        refused::<ModelServerConfig>("model_config_list { \u{feff} }", "line 1: ");
     }
 
     #[test]
