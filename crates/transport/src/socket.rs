@@ -18,6 +18,9 @@ use crate::peer::Peer;
 /// `net.core.somaxconn`, which is 4,096 by default. A client whose connection finds the queue of a
 /// TCP port full tries again after a second.
 const ACCEPT_QUEUE_MAX: i32 = 4096;
+/// Maximum length of the path of a Unix socket. `sun_path` has 108 bytes, and clients end it with a
+/// zero.
+const PATH_BYTES_MAX: usize = 107;
 
 /// Flags of the command line that set an address.
 #[derive(Clone, Copy, Debug)]
@@ -136,6 +139,13 @@ impl UnixSocket {
         let failed = |error: IoError| {
             Error::unavailable(format!("cannot listen on {}", path.display())).caused_by(error)
         };
+        if path.as_os_str().len() > PATH_BYTES_MAX {
+            return Err(Error::unavailable(format!(
+                "cannot listen on {}: the path of a socket has at most {PATH_BYTES_MAX} bytes; \
+                 give a shorter one",
+                path.display()
+            )));
+        }
         remove_stale(path)?;
         let listener = listen(path, mode).map_err(failed)?;
         let file = identity(path).map_err(failed)?;
@@ -286,5 +296,7 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         assert!(bind(&path).err().unwrap().message().contains("is not a socket"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        let long = dir.path().join("a".repeat(PATH_BYTES_MAX));
+        assert!(bind(&long).err().unwrap().message().contains("at most 107 bytes; give a shorter"));
     }
 }
