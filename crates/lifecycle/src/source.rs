@@ -13,7 +13,7 @@ mod version;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,6 +41,8 @@ pub(crate) const ROOT_MODELS_MAX: usize = 4096;
 const REPLACEMENT_TIME_MAX: Duration = Duration::from_secs(2);
 /// Most listings of a directory in one scan, if entries vanish meanwhile.
 const LISTINGS_MAX: usize = 3;
+/// Maximum directories of one root that are logged because their names are not UTF-8.
+const UNNAMED_MAX: usize = 16;
 
 /// Result of one scan.
 #[derive(Debug)]
@@ -116,6 +118,9 @@ struct RootModels {
     empty: BTreeSet<String>,
     /// Number of models above [`ROOT_MODELS_MAX`], which are not among the names.
     ignored: usize,
+    /// Names of directories with versions that are not UTF-8, up to [`UNNAMED_MAX`]. They are not
+    /// served.
+    unnamed: BTreeSet<OsString>,
 }
 
 /// Relevant entries of a model's directory.
@@ -256,6 +261,14 @@ impl Scanner {
         };
         match listed {
             Ok(models) => {
+                // Logged once, not at every scan.
+                for name in models.unnamed.difference(&known.unnamed) {
+                    let directory = root.dir.join(name);
+                    tracing::warn!(
+                        directory = %directory.display(),
+                        "a model is not served: its name is not UTF-8; rename it"
+                    );
+                }
                 let models = Arc::new(models);
                 self.known.insert(root.dir.clone(), models.clone());
                 self.unreadable.remove(&root.dir);
@@ -445,11 +458,20 @@ fn root_models(
     let root = &root.dir;
     let mut names = BTreeSet::new();
     let mut empty = BTreeSet::new();
+    let mut unnamed = BTreeSet::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;
         progress.step();
-        let Ok(name) = entry.file_name().into_string() else { continue };
         let path = entry.path();
+        let name = match entry.file_name().into_string() {
+            Ok(name) => name,
+            Err(name) => {
+                if unnamed.len() < UNNAMED_MAX && holds_versions(&path) {
+                    unnamed.insert(name);
+                }
+                continue;
+            }
+        };
         if name.starts_with('.') {
             continue;
         }
@@ -477,7 +499,7 @@ fn root_models(
         names.pop_last();
     }
     empty.retain(|name| names.contains(name));
-    Ok(Some(RootModels { names, empty, ignored }))
+    Ok(Some(RootModels { names, empty, ignored, unnamed }))
 }
 
 /// Returns true if `path` does not exist, not even as a dangling link.

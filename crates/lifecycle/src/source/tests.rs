@@ -69,6 +69,25 @@ const MANIFEST: &str = r#"{"format":1,"engine":"fake","created_by":"test","graph
     "weights":null,"tensors":[]}"#;
 
 #[test]
+fn a_model_whose_name_is_not_utf8_is_noted() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let mut bench = Bench::new();
+    bench.write("a/1/millpond.json", MANIFEST);
+    bench.write("a/1/graph", "ab");
+    for (name, has_version) in [(&b"bad\xff"[..], true), (&b"other\xff"[..], false)] {
+        let directory = bench.root.path().join(OsStr::from_bytes(name));
+        fs::create_dir(&directory).unwrap();
+        if has_version {
+            fs::create_dir(directory.join("1")).unwrap();
+        }
+    }
+    bench.scan();
+    let noted = &bench.scanner.known[bench.root.path()].unnamed;
+    assert_eq!(noted.iter().collect::<Vec<_>>(), [OsStr::from_bytes(b"bad\xff")]);
+}
+
+#[test]
 fn a_second_model_of_a_name_is_hidden() {
     let mut bench = Bench::new();
     let path = |name: &str| bench.root.path().join(name);
