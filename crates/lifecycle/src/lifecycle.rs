@@ -48,6 +48,15 @@ pub struct Lifecycle {
     to: Sender<Message>,
     stop_prefault: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Taken when the lifecycle stops.
+    idle_unloads: Mutex<Option<IdleUnloads>>,
+}
+
+/// Retired versions that only threads of idle priority release.
+struct IdleUnloads {
+    queue: Receiver<Retired>,
+    abandon: Arc<AtomicBool>,
+    leave_rest: Arc<AtomicBool>,
 }
 
 impl Lifecycle {
@@ -121,6 +130,7 @@ impl Lifecycle {
             to,
             stop_prefault: Arc::default(),
             threads: Mutex::default(),
+            idle_unloads: Mutex::default(),
         }
     }
 
@@ -226,6 +236,7 @@ impl Lifecycle {
             return;
         }
         self.stop_prefault.store(true, Ordering::Relaxed);
+        threads.extend(self.start_last_unloader());
         // Fails only if the thread has ended already.
         let _ = self.to.send(Message::Stop);
         let deadline = Instant::now() + SHUTDOWN_WAIT_MAX + JOIN_WAIT_MAX;
@@ -234,6 +245,29 @@ impl Lifecycle {
             os::thread::join_until(thread, deadline);
         }
         self.unfinished.log_all();
+    }
+
+    /// Starts an unload thread of ordinary priority in place of those of idle priority, which get
+    /// next to no time on a busy machine. A server that stops has no requests to protect.
+    fn start_last_unloader(&self) -> Option<JoinHandle<()>> {
+        let IdleUnloads { queue, abandon, leave_rest } = self.idle_unloads.lock().take()?;
+        let unloader = Unloader {
+            background: false,
+            abandon,
+            leave_rest: Arc::default(),
+            activity: self.activity.clone(),
+            out: self.to.clone(),
+        };
+        match os::thread::spawn("unload-stop", move || unloader.run(&queue)) {
+            Ok(thread) => {
+                leave_rest.store(true, Ordering::Relaxed);
+                Some(thread)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "versions are released at idle priority only");
+                None
+            }
+        }
     }
 
     /// Sends a message to the `lifecycle` thread. Returns false if that fails, after the callback
@@ -278,15 +312,21 @@ impl Lifecycle {
         abandon: &Arc<AtomicBool>,
     ) -> Result<Sender<Retired>> {
         let (retired, queue): (_, Receiver<Retired>) = bounded(RETIRED_MAX);
+        let leave_rest = Arc::new(AtomicBool::new(false));
         for number in 0..config.unload_threads.max(1) {
             let unloader = Unloader {
                 background: config.runs_in_background(),
                 abandon: abandon.clone(),
+                leave_rest: leave_rest.clone(),
                 activity: self.activity.clone(),
                 out: self.to.clone(),
             };
             let queue = queue.clone();
             self.spawn(format!("unload-{number}"), move || unloader.run(&queue))?;
+        }
+        if config.runs_in_background() {
+            let abandon = abandon.clone();
+            *self.idle_unloads.lock() = Some(IdleUnloads { queue, abandon, leave_rest });
         }
         Ok(retired)
     }

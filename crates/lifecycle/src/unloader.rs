@@ -26,6 +26,8 @@ pub(crate) struct Unloader {
     pub(crate) background: bool,
     /// Order to leave versions in use behind.
     pub(crate) abandon: Arc<AtomicBool>,
+    /// Order to take no more versions, because another thread releases them.
+    pub(crate) leave_rest: Arc<AtomicBool>,
     pub(crate) activity: Arc<LoadActivity>,
     pub(crate) out: Sender<Message>,
 }
@@ -44,6 +46,7 @@ impl Unloader {
         let mut draining: Vec<Draining> = Vec::new();
         let mut open = true;
         while open || !draining.is_empty() {
+            open = open && !self.leave_rest.load(Ordering::Relaxed);
             open = self.receive(retired, &mut draining, open);
             draining = draining.into_iter().filter_map(|one| self.try_release(one)).collect();
             if self.abandon.load(Ordering::Relaxed) {

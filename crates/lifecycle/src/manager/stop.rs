@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::Manager;
+use super::{Manager, Touched};
 use crate::message::Message;
 use crate::{LifecycleEvent, SHUTDOWN_WAIT_MAX};
 
@@ -63,8 +63,12 @@ impl Manager {
                 done(Err(base::Error::unavailable("the server is shutting down")));
             }
             Message::Stage { .. } | Message::LoadEnded { .. } | Message::Released { .. } => {
-                self.handle(message);
-                self.models.values_mut().for_each(super::Model::report);
+                // A report takes longer than a release, so the other models wait for their own.
+                if let Touched::One(name) = self.handle(message)
+                    && let Some(model) = self.models.get_mut(&name)
+                {
+                    model.report();
+                }
             }
             _ => {}
         }

@@ -1,5 +1,6 @@
 //! The end.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::ErrorKind;
@@ -40,7 +41,28 @@ fn a_running_request_is_waited_for() {
         stopping.join().unwrap();
     });
     assert_eq!(world.fake.counters().live(), 0);
-    assert!(world.threads.releases.lock().unwrap()[0].starts_with("unload-0 "));
+    assert!(world.threads.releases.lock().unwrap()[0].starts_with("unload-"));
+}
+
+#[test]
+fn a_starving_unload_thread_holds_up_its_own_version_only() {
+    let world = World::with_model();
+    for model in ["n", "o"] {
+        world.publish(model, 1);
+        world.until_ready(model, 1);
+    }
+    world.threads.starved.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| world.lifecycle().shutdown());
+        let of_last_thread = |name: &String| name.starts_with("unload-stop ");
+        eventually("the others are released", || {
+            let releases = world.threads.releases.lock().unwrap();
+            releases.iter().filter(|name| of_last_thread(name)).count() >= 2
+        });
+        world.threads.starved.store(false, Ordering::Relaxed);
+        stopping.join().unwrap();
+    });
+    assert_eq!((world.fake.counters().live(), world.used()), (0, 0));
 }
 
 #[test]

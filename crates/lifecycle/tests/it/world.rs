@@ -57,6 +57,8 @@ pub(crate) struct Threads {
     /// Model whose loads do not return from the engine while this is set.
     pub(crate) hanging: Mutex<Option<String>>,
     pub(crate) releases: Mutex<Vec<String>>,
+    /// While this is set, releases on the unload thread of idle priority do not end.
+    pub(crate) starved: AtomicBool,
 }
 
 fn here() -> String {
@@ -126,6 +128,9 @@ impl Session for WatchedSession {
 impl Drop for WatchedSession {
     fn drop(&mut self) {
         self.threads.releases.lock().unwrap().push(here());
+        while here().starts_with("unload-0 ") && self.threads.starved.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         drop(self.inner.take());
     }
 }
