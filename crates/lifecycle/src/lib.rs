@@ -5,10 +5,11 @@
 //! and warm up, and `unload-N` wait for the last user and release. `prefault` faults the pool in.
 //! `load-N` and `prefault` run their work on threads of idle priority (`load-N-idle`,
 //! `prefault-idle`), and on threads of ordinary priority (`load-N-hi`, `prefault-hi`) if it
-//! starves. A thread that does not return from an engine or a file system is abandoned, and a new
-//! one takes its place. One bounded channel leads to `lifecycle`, which owns all state and never
-//! waits for another thread. It sends the other threads their work, and they report the outcome.
-//! Requests use none of these threads. They read the [`Catalog`] by two atomic loads.
+//! starves. When the lifecycle stops, `unload-stop` takes the place of `unload-N`. A thread that
+//! does not return from an engine or a file system is abandoned, and a new one takes its place.
+//! One bounded channel leads to `lifecycle`, which owns all state and never waits for another
+//! thread. It sends the other threads their work, and they report the outcome. Requests use none of
+//! these threads. They read the [`Catalog`] by two atomic loads.
 //!
 //! The next step is a pure function (`policy`) of the versions on disk and in memory. A version
 //! that serves continues until its successor is ready, unless the model is configured to free
