@@ -109,9 +109,9 @@ mod tests {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
             tfs_flags(&words).map(|rest| rest.len())
         };
-        assert_eq!(tfs_flags(&["/usr/bin/tensorflow_model_server", "--port=1"]), Some(1));
-        assert_eq!(tfs_flags(&["millpond", "tfs", "--port=1", "--x"]), Some(2));
-        assert_eq!(tfs_flags(&["millpond", "serve", "tfs"]), None);
-        assert_eq!(tfs_flags(&["millpond"]), None);
+        assert_eq!(started(&["/usr/bin/tensorflow_model_server", "--port=1"]), Some(1));
+        assert_eq!(started(&["millpond", "tfs", "--port=1", "--x"]), Some(2));
+        assert_eq!(started(&["millpond", "serve", "tfs"]), None);
+        assert_eq!(started(&["millpond"]), None);
     }
 }

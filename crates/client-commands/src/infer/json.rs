@@ -29,16 +29,6 @@ pub(crate) fn tensor_for(spec: &InputSpec, value: &Value) -> CommandResult<Tenso
     tensor_of(spec.dtype, &shape, &leaves).map_err(named)
 }
 
-/// Converts a flat or nested list of known shape.
-///
-/// # Errors
-/// Returns an error if elements are of another type or their number does not fit the shape.
-pub(crate) fn tensor(dtype: DType, shape: &[usize], value: &Value) -> CommandResult<Tensor> {
-    let mut leaves = Vec::new();
-    flatten(value, RANK_MAX, &mut leaves)?;
-    tensor_of(dtype, shape, &leaves)
-}
-
 /// Returns the shape along the first element of each list.
 fn shape(value: &Value) -> CommandResult<Vec<usize>> {
     let mut shape = Vec::new();
@@ -63,22 +53,6 @@ fn collect<'a>(value: &'a Value, shape: &[usize], leaves: &mut Vec<&'a Value>) -
             Err(CommandError::failed("the lists are not all of one length"))
         }
         (leaf, []) => {
-            leaves.push(leaf);
-            Ok(())
-        }
-    }
-}
-
-/// Appends the elements of nested lists of any length to `leaves`.
-fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> CommandResult {
-    match value {
-        Value::Array(_) if depth == 0 => {
-            Err(CommandError::failed(format!("lists nested deeper than {RANK_MAX}")))
-        }
-        Value::Array(list) => {
-            list.iter().try_for_each(|element| flatten(element, depth - 1, leaves))
-        }
-        leaf => {
             leaves.push(leaf);
             Ok(())
         }

@@ -5,9 +5,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use loadgen::report::TextTable;
+use protocol::oip::InferResponse;
 use serde_json::{Value, json};
-
-use crate::infer::wire::DecodedResponse;
 
 /// Maximum number of values shown per output.
 const VALUES_SHOWN: usize = 6;
@@ -90,7 +89,7 @@ fn rank(score: f64) -> f64 {
 
 /// Converts the whole response to JSON, even if it came in binary. The strings of an output are
 /// base64 if one of them is not text, which the output's content type says.
-pub(crate) fn json(answer: &DecodedResponse) -> Value {
+pub(crate) fn json(answer: &InferResponse) -> Value {
     let outputs: Vec<Value> = answer
         .outputs
         .iter()
@@ -224,8 +223,7 @@ mod tests {
     /// Returns the JSON of a response with one output.
     fn json_of(tensor: base::Result<Tensor>) -> Value {
         let outputs = vec![NamedTensor::new("y", tensor.unwrap())];
-        let decoded = DecodedResponse { model: "m".into(), version: "1".into(), outputs };
-        json(&decoded)["outputs"][0].take()
+        json(&InferResponse { outputs, ..InferResponse::default() })["outputs"][0].take()
     }
 
     #[test]

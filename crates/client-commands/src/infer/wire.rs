@@ -1,24 +1,16 @@
 //! The client's side of the Open Inference Protocol with binary tensors: JSON, then raw tensors.
 
-use base::{DType, Data, NamedTensor, Tensor};
+use base::{Data, NamedTensor};
 use bytes::Bytes;
-use command_line::exit::{CommandError, CommandResult};
-use protocol::oip::{datatype, from_datatype};
-use serde_json::{Value, json};
-
-use crate::infer::json;
+use command_line::exit::CommandResult;
+use protocol::oip::{self, InferResponse};
+use serde_json::json;
 
 /// A request body.
 pub(crate) struct EncodedRequest {
     /// Length of its JSON part in bytes.
     pub(crate) json_bytes: usize,
     pub(crate) body: Vec<u8>,
-}
-
-pub(crate) struct DecodedResponse {
-    pub(crate) model: String,
-    pub(crate) version: String,
-    pub(crate) outputs: Vec<NamedTensor>,
 }
 
 /// Encodes a request for all outputs, in binary.
@@ -38,7 +30,7 @@ pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
         }
         entries.push(json!({
             "name": &*input.name,
-            "datatype": datatype(input.tensor.dtype()),
+            "datatype": oip::datatype(input.tensor.dtype()),
             "shape": input.tensor.shape(),
             "parameters": { "binary_data_size": raw.len() - start },
         }));
@@ -55,72 +47,14 @@ pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
 ///
 /// # Errors
 /// Returns an error if the response does not follow the protocol.
-pub(crate) fn decode(answer: &[u8], json_bytes: Option<usize>) -> CommandResult<DecodedResponse> {
-    let broken = || CommandError::failed("the answer is not that of the Open Inference Protocol");
-    let body = Bytes::copy_from_slice(answer);
-    let split = json_bytes.unwrap_or(body.len());
-    if split > body.len() {
-        return Err(broken());
-    }
-    let head: Value = serde_json::from_slice(&body[..split]).map_err(|_| broken())?;
-    let mut raw = body.slice(split..);
-    let mut outputs = Vec::new();
-    for output in head.get("outputs").and_then(Value::as_array).ok_or_else(broken)? {
-        outputs.push(output_tensor(output, &mut raw)?);
-    }
-    let text = |key: &str| head.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
-    Ok(DecodedResponse { model: text("model_name"), version: text("model_version"), outputs })
-}
-
-/// Decodes one output. A binary output takes its bytes from the front of `raw`.
-fn output_tensor(output: &Value, raw: &mut Bytes) -> CommandResult<NamedTensor> {
-    let broken =
-        |what: &str| CommandError::failed(format!("the answer's output has {what}: {output}"));
-    let name = output.get("name").and_then(Value::as_str).ok_or_else(|| broken("no name"))?;
-    let dtype = output
-        .get("datatype")
-        .and_then(Value::as_str)
-        .and_then(from_datatype)
-        .ok_or_else(|| broken("no known type"))?;
-    let shape: Option<Vec<usize>> = output
-        .get("shape")
-        .and_then(Value::as_array)
-        .and_then(|dims| dims.iter().map(|dim| usize::try_from(dim.as_u64()?).ok()).collect());
-    let shape = shape.ok_or_else(|| broken("no shape"))?;
-    let size = output.get("parameters").and_then(|parameters| parameters.get("binary_data_size"));
-    let tensor = match size.and_then(Value::as_u64) {
-        Some(size) => {
-            let size = usize::try_from(size).ok().filter(|&size| size <= raw.len());
-            let bytes = raw.split_to(size.ok_or_else(|| broken("fewer bytes than it says"))?);
-            match dtype {
-                DType::String => Tensor::from_strings(shape.as_slice(), strings(&bytes)?)?,
-                _ => Tensor::from_bytes(dtype, shape.as_slice(), bytes)?,
-            }
-        }
-        None => json::tensor(dtype, &shape, output.get("data").ok_or_else(|| broken("no data"))?)?,
-    };
-    Ok(NamedTensor::new(name, tensor))
-}
-
-/// Splits length-prefixed byte strings.
-fn strings(bytes: &Bytes) -> CommandResult<Vec<Bytes>> {
-    let cut = || CommandError::failed("the answer's byte strings are cut short");
-    let mut rest = bytes.clone();
-    let mut strings = Vec::new();
-    while !rest.is_empty() {
-        let (length, _) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
-        let length = u32::from_le_bytes(*length) as usize;
-        if rest.len() < 4 + length {
-            return Err(cut());
-        }
-        strings.push(rest.slice(4..4 + length));
-        rest = rest.slice(4 + length..);
-    }
-    Ok(strings)
+pub(crate) fn decode(answer: &[u8], json_bytes: Option<usize>) -> CommandResult<InferResponse> {
+    Ok(oip::json::parse_response(Bytes::copy_from_slice(answer), json_bytes)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use base::Tensor;
+
     use super::*;
 
     fn named(name: &str, tensor: base::Result<Tensor>) -> NamedTensor {
@@ -149,10 +83,12 @@ mod tests {
     #[test]
     fn answers_in_json_are_decoded() {
         let body = br#"{"model_name":"m","model_version":"3","outputs":[
-            {"name":"y","datatype":"FP32","shape":[1,2],"data":[2.5,3]}]}"#;
+            {"name":"y","datatype":"FP32","shape":[1,4],"data":[2.5,3,-Infinity,NaN]}]}"#;
         let decoded = decode(body, None).unwrap();
         assert_eq!((decoded.model.as_str(), decoded.version.as_str()), ("m", "3"));
-        assert_eq!(decoded.outputs[0].tensor.to_vec::<f32>().unwrap(), [2.5, 3.0]);
+        let values = decoded.outputs[0].tensor.to_vec::<f32>().unwrap();
+        assert_eq!(values[..3], [2.5, 3.0, f32::NEG_INFINITY]);
+        assert!(values[3].is_nan());
     }
 
     #[test]
