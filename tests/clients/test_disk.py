@@ -204,6 +204,21 @@ def test_originals_on_a_full_disk_are_refused(tmp_path, small_disk):
         assert server.stop() == 0, server.log_text()
 
 
+def test_an_archive_leaves_the_disk_reserve_free(tmp_path, small_disk):
+    drop_in(patches(tmp_path / "patches.onnx"), tmp_path / "models/patches", 1)
+    small_disk(tmp_path / "collections", "16m")
+    flags = ["--collections-dir", str(tmp_path / "collections")]
+    server = Server(tmp_path / "models", *flags, log=tmp_path / "server.log").wait_ready()
+    try:
+        images = Images(server)
+        assert images.put("p", picture(1)).status_code == 200
+        refused = images.put("p", bytes(20 << 20), "application/zip")
+        assert refused.status_code == 507 and "--search-disk-reserve" in refused.text, refused.text
+        assert images.put("p", picture(2)).status_code == 200
+    finally:
+        assert server.stop() == 0, server.log_text()
+
+
 def test_files_are_private_to_the_user(tmp_path):
     drop_in(patches(tmp_path / "patches.onnx"), tmp_path / "models/patches", 1)
     place = tmp_path / "data"

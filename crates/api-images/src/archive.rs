@@ -31,6 +31,8 @@ const CONTENTS_BYTES_FREE: u64 = 1 << 30;
 const HEAD_BYTES: usize = 16;
 /// Bytes copied at once to the temporary file.
 const COPY_BYTES: usize = 64 << 10;
+/// Bytes of an upload between two checks of the free space.
+const CHECKED_BYTES: u64 = 1 << 20;
 
 /// An archive in a temporary file that has no name.
 pub(crate) struct Archive {
@@ -50,14 +52,15 @@ struct ArchiveImages<'a> {
 
 impl Archive {
     /// Copies an upload to an unnamed file in `directory`, or the system's, and opens it as an
-    /// archive.
+    /// archive. `check_room` fails if the disk has no room for so many more bytes.
     ///
     /// # Errors
     /// The error that ended the upload; `InvalidArgument` if it is not an archive; `TooLarge` for
-    /// too many entries; `StorageFull` if the disk is full.
+    /// too many entries; `StorageFull` if the disk is full; the error of `check_room`.
     pub(crate) fn receive(
         mut upload: UploadReader,
         directory: Option<&std::path::Path>,
+        check_room: impl Fn(u64) -> Result<()>,
     ) -> Result<Archive> {
         let made = match directory {
             Some(directory) => tempfile::tempfile_in(directory),
@@ -67,12 +70,17 @@ impl Archive {
         let mut file = made.map_err(disk)?;
         let mut buffer = vec![0; COPY_BYTES];
         let mut length = 0;
+        let mut checked = 0;
         loop {
             let count = upload.read(&mut buffer).map_err(|error| broken_off(&error))?;
             if count == 0 {
                 break;
             }
             length += count as u64;
+            if length > checked {
+                check_room(CHECKED_BYTES).map_err(|error| error.context("the archive"))?;
+                checked = length + CHECKED_BYTES;
+            }
             file.write_all(buffer.get(..count).unwrap_or_default()).map_err(disk)?;
         }
         file.seek(SeekFrom::Start(0)).map_err(disk)?;

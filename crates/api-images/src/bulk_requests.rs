@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use api_qdrant::RegistrySource;
 use axum::body::Body;
 use axum::response::Response;
 use base::{Error, Result};
@@ -36,6 +37,8 @@ pub struct BulkResources {
     access: Arc<AccessPolicy>,
     /// Directory of archives that are read. If it does not exist, the system's for temporary files.
     directory: Option<PathBuf>,
+    /// Collections whose disk keeps a reserve free while archives are in `directory`.
+    registry: Option<Arc<dyn RegistrySource>>,
     permits: Arc<UploadPermits>,
     files: Arc<HeldFiles>,
 }
@@ -81,7 +84,12 @@ impl BulkResources {
     ) -> BulkResources {
         let permits = UploadPermits::new(BULKS_MAX);
         let files = Arc::new(HeldFiles::new(requests.memory.clone()));
-        BulkResources { requests, access, directory, permits, files }
+        BulkResources { requests, access, directory, registry: None, permits, files }
+    }
+
+    /// Returns the same resources for archives that leave the disk reserve of `registry` free.
+    pub(crate) fn with_registry(self, registry: Arc<dyn RegistrySource>) -> BulkResources {
+        BulkResources { registry: Some(registry), ..self }
     }
 
     /// Returns the files of bulk work in memory.
@@ -139,8 +147,14 @@ impl BulkResources {
             drop(receiving);
         });
         let directory = self.directory.clone().filter(|directory| directory.is_dir());
+        // The system's directory for temporary files has no reserve.
+        let source = self.registry.clone().filter(|_| directory.is_some());
+        let check_room = move |bytes: u64| {
+            let registry = source.as_ref().and_then(|source| source.opened());
+            registry.map_or(Ok(()), |registry| registry.check_room(bytes))
+        };
         let open = move || {
-            Archive::receive(reader, directory.as_deref())
+            Archive::receive(reader, directory.as_deref(), check_room)
                 .map_err(|error| failure.get().unwrap_or(error))
         };
         self.lines(permit, make, open).await

@@ -48,6 +48,7 @@ impl ImagesState {
         let metrics = requests.metrics.clone();
         let removed = RemovedCollections::new(directory.as_deref(), store, metrics);
         let bulk = BulkResources::new(requests.clone(), access, directory);
+        let bulk = bulk.with_registry(registry.clone());
         let services = ImageServices {
             pool: Pool::new(PoolKind::Interactive, requests.metrics.clone()),
             background: Pool::new(PoolKind::Background, requests.metrics.clone()),

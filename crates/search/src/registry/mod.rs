@@ -189,6 +189,14 @@ impl Registry {
         self.core.clone_collection(from, to)
     }
 
+    /// Checks that files of `bytes` bytes beside the collections leave the reserve of the disk free.
+    ///
+    /// # Errors
+    /// `StorageFull` if they do not; otherwise the error of the file system.
+    pub fn check_room(&self, bytes: u64) -> Result<()> {
+        self.core.check_room(bytes)
+    }
+
     /// Begins a collection of files that the caller writes, of `bytes` together. If `replaces` is
     /// true it may take the name of an existing collection, which is removed at the end.
     ///

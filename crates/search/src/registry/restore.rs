@@ -172,7 +172,7 @@ impl RegistryCore {
     }
 
     /// Checks that the disk is there, and has room for `bytes` more and the reserve.
-    fn check_room(&self, bytes: u64) -> Result<()> {
+    pub(super) fn check_room(&self, bytes: u64) -> Result<()> {
         self.check_directory()?;
         let medium = UringMedium::plain(self.options.directory.clone())?;
         crate::collection::check_room_to_create(&medium, self.options.disk_reserve, bytes)?;
