@@ -101,7 +101,8 @@ pub async fn delete(
     let one = |_: &BackupTimes, _| vec![backup.clone()];
     match remove(context, collection, grace, KeptLists::Unread, one).await {
         Err(error) if is_full(&error) => {
-            delete_on_full_disk(context, collection, backup, grace).await
+            // In memory of its own, because it is seldom needed and as large as the first attempt.
+            Box::pin(delete_on_full_disk(context, collection, backup, grace)).await
         }
         report => report,
     }
