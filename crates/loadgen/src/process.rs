@@ -387,6 +387,9 @@ fn ignores_hangups() -> bool {
     signal_mask("SigIgn:") & HANGUP_BIT != 0
 }
 
+/// Exit code after SIGQUIT, which ends this process at once.
+const QUIT_CODE: i32 = 131;
+
 /// Bit of SIGHUP, the first signal, in a mask of signals.
 const HANGUP_BIT: u64 = 1;
 
@@ -419,6 +422,8 @@ fn watch_signals(waits: &std::sync::mpsc::Sender<()>) {
         else {
             return;
         };
+        // Ctrl-\ reaches no server in a process group of its own.
+        let mut quit = listen(SignalKind::quit()).ok();
         // A server reads its files again at a hangup. It would stay when the terminal is closed.
         let mut hangup = if ignores_hangups() { None } else { listen(SignalKind::hangup()).ok() };
         let _ = waits.send(());
@@ -427,8 +432,10 @@ fn watch_signals(waits: &std::sync::mpsc::Sender<()>) {
                 _ = interrupt.recv() => 130,
                 _ = terminate.recv() => 143,
                 () = received(hangup.as_mut()) => 129,
+                () = received(quit.as_mut()) => QUIT_CODE,
             };
-            if HANDLED.load(Ordering::SeqCst) && !INTERRUPTED.swap(true, Ordering::SeqCst) {
+            let is_handled = code != QUIT_CODE && HANDLED.load(Ordering::SeqCst);
+            if is_handled && !INTERRUPTED.swap(true, Ordering::SeqCst) {
                 continue;
             }
             let children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -464,6 +471,15 @@ mod tests {
 
     #[test]
     fn a_hangup_ends_children() {
+        assert_children_end(rustix::process::Signal::HUP, 129);
+    }
+
+    #[test]
+    fn a_quit_ends_children() {
+        assert_children_end(rustix::process::Signal::QUIT, 131);
+    }
+
+    fn assert_children_end(by: rustix::process::Signal, code: i32) {
         use std::io::{BufRead as _, BufReader};
 
         // Tests that `nohup` starts ignore hangups, and so would the helper.
@@ -479,8 +495,8 @@ mod tests {
         let child: u32 = lines
             .find_map(|line| line.unwrap().split_once("child ")?.1.trim().parse().ok())
             .unwrap();
-        signal(helper.id(), rustix::process::Signal::HUP);
-        assert_eq!(helper.wait().unwrap().code(), Some(129));
+        signal(helper.id(), by);
+        assert_eq!(helper.wait().unwrap().code(), Some(code));
         let runs = || {
             let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
             !stat.is_empty() && !stat.contains(") Z ")
