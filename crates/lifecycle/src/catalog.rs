@@ -12,11 +12,11 @@ use arc_swap::ArcSwap;
 use base::{Error, ErrorKind, Result, nearest};
 use engine::Servable;
 
-use crate::rollout::{
+use crate::status::{LifecycleState, ModelStatus, VersionStatus, version_list};
+use ::rollout::{
     CandidatePermit, RequestKey, RolloutArm, RolloutMeasures, RolloutPart, RolloutRecord,
     RolloutReport, RolloutSplit, SplitCounter, within,
 };
-use crate::status::{LifecycleState, ModelStatus, VersionStatus, version_list};
 
 /// Most names of models in a message.
 const NAMES_SHOWN_MAX: usize = 8;

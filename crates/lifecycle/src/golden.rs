@@ -7,8 +7,8 @@ use base::{Error, ErrorKind, NamedTensor, Result};
 use engine::Servable;
 
 use crate::WarmupCall;
-use crate::rollout::compare_answers;
 use crate::warmup::WarmupSource;
+use ::rollout::compare_answers;
 
 /// Most golden requests of a model.
 const CASES_MAX: usize = 1000;

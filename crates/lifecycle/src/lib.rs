@@ -19,8 +19,8 @@
 //! * Handle and messages: `lifecycle`, `message`, `config`, `status`.
 //! * Reading directories: `source`, `source_thread`, `model_file`, `ignored_settings`,
 //!   `changed_settings`.
-//! * Deciding: `policy` is pure, `manager` owns the state, `rollout` shifts traffic, `updates`
-//!   takes turns in a fleet.
+//! * Deciding: `policy` is pure, `manager` owns the state, `updates` takes turns in a fleet.
+//!   `millpond-rollout` splits requests between versions and counts their outcomes.
 //! * Loading: `loader`, `admission`, `convert`, `threads`, `warmup`, `golden`, `activity`;
 //!   `unfinished` counts loads that never return.
 //! * Serving and releasing: `catalog` is read by requests, `unloader` releases, `settled` is set
@@ -42,7 +42,6 @@ mod manager;
 mod message;
 mod model_file;
 mod policy;
-mod rollout;
 mod settled;
 mod source;
 mod source_thread;

@@ -300,7 +300,14 @@ impl ModelFile {
         if let Some(rollout) = &self.rollout {
             config.rollout = rollout.over(&base.rollout);
         }
-        config.rollout.check(config.transition).map_err(|error| format!("rollout: {error}"))?;
+        config.rollout.check().map_err(|error| format!("rollout: {error}"))?;
+        if config.rollout.automatic().is_some()
+            && config.transition == Transition::ResourcePreserving
+        {
+            return Err("rollout: a rollout needs both versions in memory; set transition = \
+                 \"availability-preserving\", or traffic and shadow to 0"
+                .into());
+        }
         if let Some(warmup) = self.warmup.clone() {
             let to = &mut config.warmup;
             to.enabled = warmup.enabled.unwrap_or(to.enabled);
@@ -384,6 +391,18 @@ fn unknown_key(message: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rollout_needs_room_for_both_versions() {
+        let base = ModelConfig::new("m", "/models/m");
+        let apply = |traffic: &str| {
+            let text =
+                format!("transition = \"resource-preserving\"\n[rollout]\ntraffic = {traffic}");
+            ModelFile::parse(&text).unwrap().apply(&base)
+        };
+        assert!(apply("0.1").unwrap_err().to_string().contains("set transition"));
+        assert!(apply("0.0").is_ok());
+    }
 
     #[test]
     fn every_setting_is_applied() {

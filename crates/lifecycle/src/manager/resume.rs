@@ -9,7 +9,7 @@ use super::ManagerContext;
 use super::model::{Model, Version};
 use super::rollout::RequestedRollout;
 use super::update_state::Update;
-use crate::rollout::RolloutSplit;
+use ::rollout::RolloutSplit;
 
 /// A running rollout as stored in the file.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

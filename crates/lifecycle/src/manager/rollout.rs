@@ -14,13 +14,13 @@ use super::{Manager, ManagerContext};
 use crate::catalog::RolloutTraffic;
 use crate::policy;
 use crate::policy::rollout::{RollbackReason, RolloutIntent, RolloutVerdict, VersionRoles};
-use crate::rollout::{
-    RolloutHistory, RolloutMeasures, RolloutRecord, RolloutSettings, RolloutSplit, RolloutState,
-    SplitCounter, incompatible,
-};
 use crate::status::VersionStatus;
 use crate::withdrawals::WithdrawnVersion;
 use crate::{LifecycleEvent, LifecycleState};
+use ::rollout::{
+    RolloutHistory, RolloutMeasures, RolloutRecord, RolloutSettings, RolloutSplit, RolloutState,
+    SplitCounter, incompatible,
+};
 
 /// Time between two judgements of running rollouts.
 pub(super) const JUDGE_PAUSE: Duration = Duration::from_millis(50);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::VersionView;
-use crate::rollout::{
+use ::rollout::{
     Promotion, RollbackLimits, RolloutFigures, RolloutSettings, RolloutSplit, RunCost,
     SLOWER_RATIO, TrialCounts, lower_bound, slowdown, upper_bound,
 };
@@ -154,9 +154,8 @@ fn latency(limits: &RollbackLimits, figures: &RolloutFigures) -> Option<Rollback
     }
     let above = candidate.p99_above(LEVEL) as f64;
     let below = stable.p99_below(LEVEL)? as f64;
-    let p99 = |counts: &crate::rollout::latency::LatencyCounts| {
-        counts.p99().unwrap_or_default().as_secs_f64() * 1e3
-    };
+    let p99 =
+        |counts: &::rollout::LatencyCounts| counts.p99().unwrap_or_default().as_secs_f64() * 1e3;
     (above > below * limit).then(|| RollbackReason {
         kind: "latency",
         message: format!(
@@ -233,8 +232,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::rollout::ArmFigures;
-    use crate::rollout::latency::LatencyCounts;
+    use ::rollout::ArmFigures;
+    use ::rollout::LatencyCounts;
 
     fn view(version: u64, ready: bool, withdrawn: bool) -> VersionView {
         VersionView { version, ready, withdrawn, on_disk: true, ..VersionView::default() }

@@ -10,8 +10,8 @@ use crate::manager::model::Model;
 use crate::manager::{Manager, ManagerContext, Touched};
 use crate::message::{AdminCallback, LoadSpec, RolloutAction};
 use crate::policy::rollout::RollbackReason;
-use crate::rollout::RolloutStart;
 use crate::{LifecycleState, Transition};
+use ::rollout::RolloutStart;
 
 impl Manager {
     /// Promotes, rolls back or starts a rollout for an administrator. Calls `done` with the

@@ -58,17 +58,23 @@ pub struct RolloutHistory {
 
 /// A model's rollouts as the `lifecycle` thread publishes them.
 #[derive(Clone, Default)]
-pub(crate) struct RolloutRecord {
-    pub(crate) state: RolloutState,
-    pub(crate) stable: Option<u64>,
-    pub(crate) candidate: Option<u64>,
-    pub(crate) settings: Option<RolloutSettings>,
+pub struct RolloutRecord {
+    /// State of the rollout.
+    pub state: RolloutState,
+    /// Version that served before.
+    pub stable: Option<u64>,
+    /// New version.
+    pub candidate: Option<u64>,
+    /// Settings of the running rollout, or of the last one.
+    pub settings: Option<RolloutSettings>,
     /// Counts of the running rollout, or of the last one.
-    pub(crate) measures: Option<Arc<RolloutMeasures>>,
-    pub(crate) reason: Option<String>,
-    pub(crate) history: VecDeque<RolloutHistory>,
+    pub measures: Option<Arc<RolloutMeasures>>,
+    /// Reason of its end.
+    pub reason: Option<String>,
+    /// Rollouts that ended, the oldest first.
+    pub history: VecDeque<RolloutHistory>,
     /// Settings of the next rollout.
-    pub(crate) defaults: RolloutDefaults,
+    pub defaults: RolloutDefaults,
 }
 
 /// A model's rollouts at one moment.
@@ -104,7 +110,7 @@ pub struct RolloutReport {
 
 impl RolloutRecord {
     /// Adds an ended rollout.
-    pub(crate) fn end(&mut self, ended: RolloutHistory) {
+    pub fn end(&mut self, ended: RolloutHistory) {
         self.state = ended.state;
         self.reason = Some(ended.reason.clone());
         self.history.push_front(ended);
@@ -112,11 +118,12 @@ impl RolloutRecord {
     }
 
     /// Returns the figures of the running rollout, or of the last one.
-    pub(crate) fn figures(&self) -> RolloutFigures {
+    pub fn figures(&self) -> RolloutFigures {
         self.measures.as_ref().map(|measures| measures.read()).unwrap_or_default()
     }
 
-    pub(crate) fn report(&self) -> RolloutReport {
+    /// Returns the description for clients.
+    pub fn report(&self) -> RolloutReport {
         let figures = self.figures();
         let running = self.settings.as_ref().filter(|_| self.state == RolloutState::Running);
         let split = running.map(|settings| settings.split);

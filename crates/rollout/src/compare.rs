@@ -10,7 +10,7 @@ pub(crate) const ELEMENTS_MAX: usize = 4096;
 
 /// First difference of two answers, as a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct AnswerDifference(String);
+pub struct AnswerDifference(String);
 
 impl fmt::Display for AnswerDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,7 +22,7 @@ impl fmt::Display for AnswerDifference {
 /// are ignored. Types and shapes must be equal. Two floats are equal if they differ by at most
 /// `tolerance` times the larger of 1 and the expected value. NaN equals NaN. The parts of complex
 /// numbers are compared as floats. Elements of other types must be identical.
-pub(crate) fn compare_answers(
+pub fn compare_answers(
     expected: &[NamedTensor],
     answered: &[NamedTensor],
     tolerance: f64,
@@ -102,7 +102,7 @@ fn widened<T: base::Element + Into<f64>>(tensor: &Tensor) -> Option<Vec<f64>> {
 
 /// Returns the reason why `candidate` cannot answer requests to `stable`. A signature, an input or
 /// an output may be missing or have another type, or the candidate may need an additional input.
-pub(crate) fn incompatible(stable: &Servable, candidate: &Servable) -> Option<String> {
+pub fn incompatible(stable: &Servable, candidate: &Servable) -> Option<String> {
     signature_mismatch(stable.signature(), candidate.signature()).or_else(|| {
         stable.signatures().iter().find_map(|named| {
             let other = candidate.signatures().iter().find(|other| other.name == named.name);

@@ -25,7 +25,7 @@ impl MixtureWeights {
 
 /// Counts of trials, and the weights that suit them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TrialCounts {
+pub struct TrialCounts {
     hits: u64,
     trials: u64,
     weights: MixtureWeights,
@@ -33,12 +33,12 @@ pub(crate) struct TrialCounts {
 
 impl TrialCounts {
     /// Counts of events that should be rare.
-    pub(crate) fn rare(hits: u64, trials: u64) -> TrialCounts {
+    pub fn rare(hits: u64, trials: u64) -> TrialCounts {
         TrialCounts { hits: hits.min(trials), trials, weights: MixtureWeights::RARE }
     }
 
     /// Counts of events of any frequency.
-    pub(crate) fn any(hits: u64, trials: u64) -> TrialCounts {
+    pub fn any(hits: u64, trials: u64) -> TrialCounts {
         TrialCounts { hits: hits.min(trials), trials, weights: MixtureWeights::ANY }
     }
 
@@ -47,7 +47,7 @@ impl TrialCounts {
     }
 
     /// Returns the logarithm of the mixture's likelihood ratio against `probability`.
-    pub(crate) fn against(&self, probability: f64) -> f64 {
+    pub fn against(&self, probability: f64) -> f64 {
         let hits = self.hits as f64;
         let misses = (self.trials - self.hits) as f64;
         let MixtureWeights { hits: a, misses: b } = self.weights;
@@ -57,14 +57,14 @@ impl TrialCounts {
     }
 
     /// Returns true if `probability` is outside the confidence sequence of `level`.
-    pub(crate) fn refutes(&self, probability: f64, level: f64) -> bool {
+    pub fn refutes(&self, probability: f64, level: f64) -> bool {
         self.against(probability) >= -level.ln()
     }
 }
 
 /// Returns a lower bound of the probability of a hit. With probability `1 - level`, it holds at all
 /// moments at once.
-pub(crate) fn lower_bound(evidence: TrialCounts, level: f64) -> f64 {
+pub fn lower_bound(evidence: TrialCounts, level: f64) -> f64 {
     let mut refuted = 0.0;
     let mut kept = evidence.rate();
     for _ in 0..STEPS {
@@ -76,7 +76,7 @@ pub(crate) fn lower_bound(evidence: TrialCounts, level: f64) -> f64 {
 
 /// Returns an upper bound of the probability of a hit. With probability `1 - level`, it holds at
 /// all moments at once.
-pub(crate) fn upper_bound(evidence: TrialCounts, level: f64) -> f64 {
+pub fn upper_bound(evidence: TrialCounts, level: f64) -> f64 {
     let mut kept = evidence.rate();
     let mut refuted = 1.0;
     for _ in 0..STEPS {

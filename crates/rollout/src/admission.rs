@@ -14,24 +14,25 @@ use super::measures::RolloutMeasures;
 const KNOWN_RUNS_MIN: u64 = 16;
 /// Mean time of the candidate, as a multiple of stable's, up to which it has no limit of its own.
 /// Until then the limits of the queue are enough.
-pub(crate) const SLOWER_RATIO: f64 = 1.5;
+pub const SLOWER_RATIO: f64 = 1.5;
 /// Requests per worker that may be in flight in addition to half of the workers, counted in runs of
 /// the stable version. A candidate that takes ten times as long may have a tenth of them.
 const STABLE_RUNS_PER_WORKER_MAX: f64 = 16.0;
 
 /// Runs of a version, and their times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RunCost {
-    pub(crate) runs: u64,
+pub struct RunCost {
+    /// Number of runs.
+    pub runs: u64,
     /// Wall time. Each request of a batch counts the whole run.
-    pub(crate) time: Duration,
+    pub time: Duration,
     /// Time for which workers were occupied. A request of a batch has its share of the run.
-    pub(crate) occupied: Duration,
+    pub occupied: Duration,
 }
 
 impl RunCost {
     /// Returns the mean time of a run in seconds, or `None` after few runs.
-    pub(crate) fn mean_time(self) -> Option<f64> {
+    pub fn mean_time(self) -> Option<f64> {
         self.mean(self.time)
     }
 
@@ -45,7 +46,7 @@ impl RunCost {
 ///
 /// The candidate gets fewer requests, so its batches are smaller and each request occupies a worker
 /// for longer. That alone is not slow, because a slower version has longer runs too.
-pub(crate) fn slowdown(stable: RunCost, candidate: RunCost) -> Option<f64> {
+pub fn slowdown(stable: RunCost, candidate: RunCost) -> Option<f64> {
     let ratio = |stable: f64, candidate: f64| candidate / stable.max(f64::MIN_POSITIVE);
     let time = ratio(stable.mean_time()?, candidate.mean_time()?);
     let occupied = ratio(stable.mean(stable.occupied)?, candidate.mean(candidate.occupied)?);
@@ -64,14 +65,14 @@ fn in_flight_max(stable: RunCost, candidate: RunCost, workers: u64) -> Option<u6
 }
 
 /// Requests in flight of a candidate.
-pub(crate) struct CandidateAdmission {
+pub struct CandidateAdmission {
     workers: u64,
     in_flight: AtomicU64,
     overflowed: AtomicU64,
 }
 
 impl CandidateAdmission {
-    pub(crate) fn new(workers: usize) -> CandidateAdmission {
+    pub fn new(workers: usize) -> CandidateAdmission {
         CandidateAdmission {
             workers: workers as u64,
             in_flight: AtomicU64::new(0),
@@ -80,7 +81,7 @@ impl CandidateAdmission {
     }
 
     /// Returns the requests that stable answered because the candidate had no room.
-    pub(crate) fn overflowed(&self) -> u64 {
+    pub fn overflowed(&self) -> u64 {
         self.overflowed.load(Ordering::Relaxed)
     }
 }
@@ -90,7 +91,7 @@ pub struct CandidatePermit(Arc<RolloutMeasures>);
 
 impl CandidatePermit {
     /// Reserves room for one request, or counts an overflow.
-    pub(crate) fn take(measures: &Arc<RolloutMeasures>) -> Option<CandidatePermit> {
+    pub fn take(measures: &Arc<RolloutMeasures>) -> Option<CandidatePermit> {
         let admission = measures.admission();
         let before = admission.in_flight.fetch_add(1, Ordering::Relaxed);
         let permit = CandidatePermit(measures.clone());

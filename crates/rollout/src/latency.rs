@@ -38,23 +38,23 @@ impl VersionLatencies {
 
 /// A copy of the counts at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LatencyCounts(Vec<u64>);
+pub struct LatencyCounts(Vec<u64>);
 
 impl LatencyCounts {
-    /// Builds counts from latencies in microseconds.
-    #[cfg(test)]
-    pub(crate) fn of(micros: impl IntoIterator<Item = u64>) -> LatencyCounts {
+    /// Counts latencies in microseconds.
+    pub fn of(micros: impl IntoIterator<Item = u64>) -> LatencyCounts {
         let histogram = VersionLatencies::default();
         micros.into_iter().for_each(|micros| histogram.record(Duration::from_micros(micros)));
         histogram.read()
     }
 
-    pub(crate) fn total(&self) -> u64 {
+    /// Returns the number of latencies.
+    pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
     /// Returns the estimate of p99, or `None` without a latency.
-    pub(crate) fn p99(&self) -> Option<Duration> {
+    pub fn p99(&self) -> Option<Duration> {
         let above = (self.total() as f64 * TAIL) as u64;
         self.largest(above + 1).map(|bucket| Duration::from_micros(lowest(bucket)))
     }
@@ -64,7 +64,7 @@ impl LatencyCounts {
     ///
     /// At most a hundredth of the latencies are above p99. If `n` latencies above it refute that,
     /// the `n`-th largest latency is not above p99.
-    pub(crate) fn p99_above(&self, level: f64) -> u64 {
+    pub fn p99_above(&self, level: f64) -> u64 {
         let trials = self.total();
         let expected = (trials as f64 * TAIL).ceil() as u64;
         let mut kept = expected;
@@ -82,7 +82,7 @@ impl LatencyCounts {
 
     /// Returns an upper bound of p99 in microseconds, with the same promise, or `None` while there
     /// are too few latencies.
-    pub(crate) fn p99_below(&self, level: f64) -> Option<u64> {
+    pub fn p99_below(&self, level: f64) -> Option<u64> {
         let trials = self.total();
         if !TrialCounts::rare(0, trials).refutes(TAIL, level) {
             return None;

@@ -7,8 +7,6 @@ use std::time::Duration;
 use base::units;
 use serde::Deserialize;
 
-use crate::Transition;
-
 /// Largest difference of two floats of the same answer, unless configured.
 const TOLERANCE: f64 = 1e-3;
 /// Requests of the candidate after which it is promoted, unless configured.
@@ -137,7 +135,7 @@ impl TryFrom<toml::Value> for LimitText {
 
 /// Requests that a candidate gets.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum RolloutSplit {
+pub enum RolloutSplit {
     /// This share of the requests.
     Traffic(f64),
     /// Copies of this share.
@@ -146,7 +144,7 @@ pub(crate) enum RolloutSplit {
 
 impl RolloutSplit {
     /// Returns the share of requests, or 0 if the candidate gets copies.
-    pub(crate) fn traffic(self) -> f64 {
+    pub fn traffic(self) -> f64 {
         match self {
             RolloutSplit::Traffic(share) => share,
             RolloutSplit::Shadow(_) => 0.0,
@@ -154,7 +152,7 @@ impl RolloutSplit {
     }
 
     /// Returns the share of copies, or 0 if the candidate gets requests.
-    pub(crate) fn shadow(self) -> f64 {
+    pub fn shadow(self) -> f64 {
         match self {
             RolloutSplit::Traffic(_) => 0.0,
             RolloutSplit::Shadow(share) => share,
@@ -174,19 +172,28 @@ impl fmt::Display for RolloutSplit {
 
 /// Limits of a rollout. A limit of `None` is not judged.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RollbackLimits {
-    pub(crate) errors: Option<f64>,
-    pub(crate) latency: Option<f64>,
-    pub(crate) latency_samples: u64,
-    pub(crate) drift: Option<f64>,
+pub struct RollbackLimits {
+    /// Maximum share of failed requests, 0 to below 1.
+    pub errors: Option<f64>,
+    /// Maximum ratio of the candidate's p99 to that of the stable version, from 1.
+    pub latency: Option<f64>,
+    /// Minimum requests of each version before latencies are compared.
+    pub latency_samples: u64,
+    /// Maximum distance of the distributions of outputs, 0 to below 1.
+    pub drift: Option<f64>,
 }
 
+/// Settings of a rollout.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RolloutSettings {
-    pub(crate) split: RolloutSplit,
-    pub(crate) tolerance: f64,
-    pub(crate) promote: Promotion,
-    pub(crate) limits: RollbackLimits,
+pub struct RolloutSettings {
+    /// Requests of the candidate.
+    pub split: RolloutSplit,
+    /// Maximum difference of equal answers, as [`compare_answers`](crate::compare_answers) takes it.
+    pub tolerance: f64,
+    /// End of the rollout if no limit is reached.
+    pub promote: Promotion,
+    /// Limits at which the candidate is withdrawn.
+    pub limits: RollbackLimits,
 }
 
 /// Settings of a model's next rollout, with defaults. A limit of `None` is off.
@@ -230,7 +237,7 @@ impl RolloutStart {
     ///
     /// # Errors
     /// `InvalidArgument` for a share that is out of range, or for both.
-    pub(crate) fn split(&self) -> base::Result<Option<RolloutSplit>> {
+    pub fn split(&self) -> base::Result<Option<RolloutSplit>> {
         split(self.traffic, self.shadow).map_err(base::Error::invalid)
     }
 }
@@ -283,13 +290,8 @@ impl RolloutFile {
     ///
     /// # Errors
     /// A message that names the key and the remedy.
-    pub fn check(&self, transition: Transition) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         let split = split(self.traffic, self.shadow)?;
-        if split.is_some() && transition == Transition::ResourcePreserving {
-            return Err("a rollout needs both versions in memory; \
-                 set transition = \"availability-preserving\", or traffic and shadow to 0"
-                .into());
-        }
         let RollbackFile { errors, latency, latency_samples, drift } = &self.rollback;
         let number = |limit: &Option<LimitText>| limit.and_then(LimitText::limit);
         if number(errors).is_some_and(|limit| !(0.0..1.0).contains(&limit)) {
@@ -327,7 +329,7 @@ impl RolloutFile {
     }
 
     /// Returns the settings of a rollout that gives the candidate `split`.
-    pub(crate) fn with_split(&self, split: RolloutSplit) -> RolloutSettings {
+    pub fn with_split(&self, split: RolloutSplit) -> RolloutSettings {
         let RollbackFile { errors, latency, latency_samples, drift } = self.rollback;
         let shadows = matches!(split, RolloutSplit::Shadow(_));
         RolloutSettings {
@@ -345,13 +347,13 @@ impl RolloutFile {
 
     /// Returns the settings of rollouts of new versions, or `None` if they get all requests at
     /// once.
-    pub(crate) fn automatic(&self) -> Option<RolloutSettings> {
+    pub fn automatic(&self) -> Option<RolloutSettings> {
         let split = split(self.traffic, self.shadow).ok()??;
         Some(self.with_split(split))
     }
 
     /// Returns the settings of the next rollout. A request to start it can name other shares.
-    pub(crate) fn defaults(&self) -> RolloutDefaults {
+    pub fn defaults(&self) -> RolloutDefaults {
         let split = split(self.traffic, self.shadow).ok().flatten();
         // A rollout with copies has no limit of the latency, so the limits are those with traffic.
         let settings = self.with_split(RolloutSplit::Traffic(0.0));
@@ -368,7 +370,7 @@ impl RolloutFile {
     }
 
     /// Returns the largest difference of equal floats.
-    pub(crate) fn tolerance(&self) -> f64 {
+    pub fn tolerance(&self) -> f64 {
         self.tolerance.unwrap_or(TOLERANCE)
     }
 }
@@ -383,7 +385,7 @@ mod tests {
 
     fn refusal(text: &str) -> String {
         match toml::from_str::<RolloutFile>(text) {
-            Ok(file) => file.check(Transition::default()).unwrap_err(),
+            Ok(file) => file.check().unwrap_err(),
             Err(error) => error.message().to_owned(),
         }
     }
@@ -464,9 +466,6 @@ mod tests {
             let message = refusal(text);
             assert!(message.contains(reason), "{text}: {message}");
         }
-        let both = file("traffic = 0.1").check(Transition::ResourcePreserving).unwrap_err();
-        assert!(both.contains("transition"), "{both}");
-        assert!(file("traffic = 0.0").check(Transition::ResourcePreserving).is_ok());
     }
 
     #[test]

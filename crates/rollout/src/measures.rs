@@ -14,8 +14,10 @@ use super::latency::{LatencyCounts, VersionLatencies};
 
 /// Version of a rollout that answers a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RolloutArm {
+pub enum RolloutArm {
+    /// The version that served before.
     Stable,
+    /// The new version.
     Candidate,
 }
 
@@ -95,7 +97,8 @@ impl RolloutMeasures {
         self.ended.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn end(&self) {
+    /// Marks the rollout as ended: no further request takes part.
+    pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
     }
 
@@ -103,15 +106,18 @@ impl RolloutMeasures {
         &self.arms[arm.index()]
     }
 
-    pub(crate) fn admission(&self) -> &CandidateAdmission {
+    /// Returns the limit of requests in flight of the candidate.
+    pub fn admission(&self) -> &CandidateAdmission {
         &self.admission
     }
 
-    pub(crate) fn stable_cost(&self) -> RunCost {
+    /// Returns the runs of the stable version.
+    pub fn stable_cost(&self) -> RunCost {
         self.arm(RolloutArm::Stable).cost()
     }
 
-    pub(crate) fn candidate_cost(&self) -> RunCost {
+    /// Returns the runs of the candidate.
+    pub fn candidate_cost(&self) -> RunCost {
         self.arm(RolloutArm::Candidate).cost()
     }
 
@@ -129,7 +135,8 @@ impl RolloutMeasures {
         self.arm(RolloutArm::Candidate).fail();
     }
 
-    pub(crate) fn read(&self) -> RolloutFigures {
+    /// Returns the counts of this moment.
+    pub fn read(&self) -> RolloutFigures {
         let figures = |arm: &ArmMeasures| ArmFigures {
             errors: arm.errors.load(Ordering::Acquire),
             requests: arm.requests.load(Ordering::Acquire),
@@ -153,12 +160,15 @@ pub struct ArmFigures {
     pub requests: u64,
     /// Requests that it failed.
     pub errors: u64,
-    pub(crate) latency: LatencyCounts,
-    pub(crate) cost: RunCost,
+    /// Times of its runs, as a histogram.
+    pub latency: LatencyCounts,
+    /// Number and times of its runs.
+    pub cost: RunCost,
 }
 
 impl ArmFigures {
-    pub(crate) fn answered(&self) -> u64 {
+    /// Returns the number of requests that the version answered.
+    pub fn answered(&self) -> u64 {
         self.requests.saturating_sub(self.errors)
     }
 
@@ -170,27 +180,32 @@ impl ArmFigures {
 
 /// Figures of a rollout at one moment.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RolloutFigures {
-    pub(crate) stable: ArmFigures,
-    pub(crate) candidate: ArmFigures,
+pub struct RolloutFigures {
+    /// Figures of the version that served before.
+    pub stable: ArmFigures,
+    /// Figures of the new version.
+    pub candidate: ArmFigures,
     /// Copies whose answer differed.
-    pub(crate) differing: u64,
+    pub differing: u64,
     /// Requests of the candidate that stable answered, because the candidate had no room.
-    pub(crate) overflowed: u64,
-    pub(crate) outputs: Option<DistributionCounts>,
+    pub overflowed: u64,
+    /// Values of the outputs of both versions, or `None` if drift is not measured.
+    pub outputs: Option<DistributionCounts>,
 }
 
 /// The part of a request in a rollout.
 #[derive(Clone)]
 pub struct RolloutPart {
-    pub(crate) measures: Arc<RolloutMeasures>,
-    pub(crate) arm: RolloutArm,
+    /// Counts of the rollout.
+    pub measures: Arc<RolloutMeasures>,
+    /// Version that answers the request.
+    pub arm: RolloutArm,
     /// The candidate under its default signature, if it should get a copy of the request.
     pub shadow: Option<Arc<Servable>>,
     /// Room of a request to the candidate. All runs of the request share it.
-    pub(crate) permit: Option<Arc<CandidatePermit>>,
+    pub permit: Option<Arc<CandidatePermit>>,
     /// True if the candidate had no room for the request.
-    pub(crate) overflowed: bool,
+    pub overflowed: bool,
 }
 
 impl RolloutPart {

@@ -31,21 +31,22 @@ impl RequestKey {
 }
 
 /// Positions of requests of one rollout in [0, 2^64).
-pub(crate) struct SplitCounter {
+pub struct SplitCounter {
     /// Hash of model and candidate, so that each rollout chooses other keys.
     salt: [u8; blake3::KEY_LEN],
     next: AtomicU64,
 }
 
 impl SplitCounter {
-    pub(crate) fn new(model: &str, candidate: u64) -> SplitCounter {
+    /// Creates the counter of the requests of `model` while `candidate` is its new version.
+    pub fn new(model: &str, candidate: u64) -> SplitCounter {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&candidate.to_le_bytes()).update(model.as_bytes());
         SplitCounter { salt: hasher.finalize().into(), next: AtomicU64::new(0) }
     }
 
     /// Returns the position of a request. Derived from its key, or the next of an even sequence.
-    pub(crate) fn position(&self, key: Option<&RequestKey>) -> u64 {
+    pub fn position(&self, key: Option<&RequestKey>) -> u64 {
         match key {
             Some(RequestKey(key)) => {
                 let hash = blake3::keyed_hash(&self.salt, key);
@@ -57,7 +58,7 @@ impl SplitCounter {
 }
 
 /// Returns true if a position is within the first `share` of all.
-pub(crate) fn within(position: u64, share: f64) -> bool {
+pub fn within(position: u64, share: f64) -> bool {
     const POSITIONS: f64 = (1u64 << 32) as f64;
     position >> 32 < (share.clamp(0.0, 1.0) * POSITIONS) as u64
 }

@@ -100,32 +100,32 @@ fn bucket(value: f64) -> usize {
 
 /// A copy of the histograms at one moment.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct DistributionCounts {
+pub struct DistributionCounts {
     names: Vec<Arc<str>>,
     arms: [Vec<u64>; 2],
 }
 
 /// Difference of two distributions of one statistic.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Drift {
+pub struct Drift {
     /// Output and statistic.
-    pub(crate) of: String,
+    pub of: String,
     /// Largest difference of the cumulative distributions.
-    pub(crate) distance: f64,
+    pub distance: f64,
     /// Lower bound of the distance, which holds at every moment with the promised probability.
-    pub(crate) proven: f64,
+    pub proven: f64,
 }
 
 impl DistributionCounts {
     /// Returns the largest distance, or `None` without answers.
-    pub(crate) fn distance(&self) -> Option<f64> {
+    pub fn distance(&self) -> Option<f64> {
         // No distance is above 1, so nothing is proven.
         self.drift(1.0, 1.0).map(|drift| drift.distance)
     }
 
     /// Returns the statistic with the largest proven distance above `limit`, or `None` without
     /// answers. Each arm's bounds hold with probability `1 - level` for all edges together.
-    pub(crate) fn drift(&self, limit: f64, level: f64) -> Option<Drift> {
+    pub fn drift(&self, limit: f64, level: f64) -> Option<Drift> {
         let [stable, candidate] = &self.arms;
         let series = stable.chunks(BUCKETS).zip(candidate.chunks(BUCKETS)).enumerate();
         let level = level / (self.names.len() * STATISTICS * (BUCKETS - 1)).max(1) as f64;
