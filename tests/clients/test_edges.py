@@ -81,6 +81,18 @@ def test_a_command_that_may_start_no_thread(serve, tmp_path):
         assert done.returncode == 0 and "half_plus_two" in done.stdout, done
 
 
+def test_figures_on_a_full_disk_are_an_error(serve, tmp_path):
+    server = serve(tmp_path / "root")
+    load = [str(BINARY), "bench", "load", "--url", server.url, "--model", "half_plus_two", "--dims", "x=2"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*load, "--clients", "1", "--duration", "1s"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1, done
+    assert done.stderr.count("cannot write to standard output") == 1, done
+
+
 def test_names_that_another_site_may_own(serve, tmp_path):
     server = serve(tmp_path / "root", "--allowed-hosts", "mill.example,other.example")
     infer = f"{server.url}/v2/models/half_plus_two"

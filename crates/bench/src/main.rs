@@ -13,6 +13,8 @@ static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     match arguments::run() {
+        // Standard error has the reason.
+        Ok(()) if loadgen::report::output_is_lost() => ExitCode::FAILURE,
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&error),
     }

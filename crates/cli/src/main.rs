@@ -51,6 +51,8 @@ static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 fn main() -> ExitCode {
     os::process::refuse_writes_beyond_file_limit();
     match arguments::parse().and_then(|arguments| arguments.run()) {
+        // Standard error has the reason.
+        Ok(()) if loadgen::report::output_is_lost() => ExitCode::FAILURE,
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -93,16 +94,27 @@ fn print_note(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Writes to standard output. A closed standard output is not an error, because programs read the
-/// JSON file.
+/// True once a part of the output was lost.
+static OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Writes to standard output. A closed one is not an error, because programs read the JSON
+/// file. Another error is printed once, and [`output_is_lost`] then returns true.
 pub fn print_text(text: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            print_note(format_args!("cannot write to standard output: {error}"));
+            if !OUTPUT_LOST.swap(true, Ordering::SeqCst) {
+                print_note(format_args!("cannot write to standard output: {error}"));
+            }
         }
         _ => {}
     }
+}
+
+/// Returns true if [`print_text`] could not write, for example to a full disk. The exit code of the
+/// program should say so.
+pub fn output_is_lost() -> bool {
+    OUTPUT_LOST.load(Ordering::SeqCst)
 }
 
 /// Writes `value` as JSON to `path` in one step, so that a reader never sees half of it.
