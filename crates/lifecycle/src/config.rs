@@ -44,6 +44,22 @@ pub enum Transition {
     ResourcePreserving,
 }
 
+impl Transition {
+    /// Checks the settings of rollouts, which need both versions in memory.
+    ///
+    /// # Errors
+    /// A message that names the key and the remedy.
+    pub fn check_rollout(self, rollout: &RolloutFile) -> Result<(), String> {
+        rollout.check()?;
+        if self == Transition::ResourcePreserving && rollout.automatic().is_some() {
+            return Err("a rollout needs both versions in memory; \
+                 set transition = \"availability-preserving\", or traffic and shadow to 0"
+                .into());
+        }
+        Ok(())
+    }
+}
+
 /// Warm-up of a version before it takes requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WarmupConfig {

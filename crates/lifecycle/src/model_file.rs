@@ -300,14 +300,8 @@ impl ModelFile {
         if let Some(rollout) = &self.rollout {
             config.rollout = rollout.over(&base.rollout);
         }
-        config.rollout.check().map_err(|error| format!("rollout: {error}"))?;
-        if config.rollout.automatic().is_some()
-            && config.transition == Transition::ResourcePreserving
-        {
-            return Err("rollout: a rollout needs both versions in memory; set transition = \
-                 \"availability-preserving\", or traffic and shadow to 0"
-                .into());
-        }
+        let checked = config.transition.check_rollout(&config.rollout);
+        checked.map_err(|error| format!("rollout: {error}"))?;
         if let Some(warmup) = self.warmup.clone() {
             let to = &mut config.warmup;
             to.enabled = warmup.enabled.unwrap_or(to.enabled);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use command_line::exit::{CommandError, CommandResult};
 use command_line::values::{ByteSize, TimeSpan, check_home};
+use lifecycle::Transition;
 use server::{CorsPolicy, ListenerConfig};
 
 use super::ServeSettings;
@@ -67,9 +68,9 @@ impl ServeSettings {
         self.check_access()?;
         self.check_request_log()?;
         self.check_directories()?;
-        let transition = lifecycle.transition.map(Into::into).unwrap_or_default();
-        self.rollout
-            .check(transition)
+        let transition: Transition = lifecycle.transition.map(Into::into).unwrap_or_default();
+        transition
+            .check_rollout(&self.rollout)
             .map_err(|error| CommandError::usage(format!("[rollout]: {error}")))?;
         check_span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
         check_span("client-timeout", server.client_timeout, Duration::from_millis(1))?;

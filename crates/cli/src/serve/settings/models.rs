@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use command_line::environment;
 use command_line::exit::{CommandError, CommandResult, ExitStatus, user};
 use command_line::values::{ModelSource, check_name};
+use lifecycle::Transition;
 use model_store::{StorePlace, watched_dir};
 
 use super::{ListedModel, ServeSettings, answering};
@@ -87,13 +88,10 @@ impl ServeSettings {
                 CommandError::usage(format!("[models.{name}.schedule]: {}", error.message()))
             })?;
             let transition = options.transition.or(self.lifecycle.transition);
-            options
-                .rollout
-                .over(&self.rollout)
-                .check(transition.map(Into::into).unwrap_or_default())
-                .map_err(|error| {
-                    CommandError::usage(format!("[models.{name}.rollout]: {error}"))
-                })?;
+            let transition: Transition = transition.map(Into::into).unwrap_or_default();
+            transition.check_rollout(&options.rollout.over(&self.rollout)).map_err(|error| {
+                CommandError::usage(format!("[models.{name}.rollout]: {error}"))
+            })?;
             let dir = match (self.models.get(&name), &options.path) {
                 // The command line takes precedence over the file, as for flags.
                 (Some(model), _) => model.dir.clone(),
