@@ -101,13 +101,10 @@ static OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 /// file. Another error is printed once, and [`output_is_lost`] then returns true.
 pub fn print_text(text: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
-    match out.write_fmt(text).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            if !OUTPUT_LOST.swap(true, Ordering::SeqCst) {
-                print_note(format_args!("cannot write to standard output: {error}"));
-            }
-        }
-        _ => {}
+    let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) else { return };
+    let is_closed = error.kind() == std::io::ErrorKind::BrokenPipe;
+    if !is_closed && !OUTPUT_LOST.swap(true, Ordering::SeqCst) {
+        print_note(format_args!("cannot write to standard output: {error}"));
     }
 }
 
