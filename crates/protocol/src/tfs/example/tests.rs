@@ -141,7 +141,7 @@ fn values_must_fit_the_input() {
 #[test]
 fn values_round_to_the_nearest_16_bit_float() {
     let above = |middle: f32| [Real((middle + f32::EPSILON).into())];
-    let features = example(&[("half", &above(1.000_488_3)), ("brain", &above(1.003_906_25))]);
+    let features = example(&[("half", &above(1.000_488_3)), ("brain", &above(1.0 + 1.0 / 256.0))]);
     let examples = Examples::new(vec![features], Bytes::new()).unwrap();
     let specs = [spec("half", DType::F16, &[-1]), spec("brain", DType::BF16, &[-1])];
     let tensors = read(&examples, &specs).unwrap();
