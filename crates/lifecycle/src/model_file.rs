@@ -103,6 +103,15 @@ enum TransitionText {
     ResourcePreserving,
 }
 
+impl From<TransitionText> for Transition {
+    fn from(text: TransitionText) -> Transition {
+        match text {
+            TransitionText::AvailabilityPreserving => Transition::AvailabilityPreserving,
+            TransitionText::ResourcePreserving => Transition::ResourcePreserving,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct WarmupFile {
@@ -247,15 +256,7 @@ impl ModelFile {
     pub(crate) fn apply(&self, base: &ModelConfig) -> Result<ModelConfig, String> {
         let mut config = base.clone();
         config.policy = self.version_policy().unwrap_or(config.policy);
-        match self.transition {
-            Some(TransitionText::AvailabilityPreserving) => {
-                config.transition = Transition::AvailabilityPreserving
-            }
-            Some(TransitionText::ResourcePreserving) => {
-                config.transition = Transition::ResourcePreserving
-            }
-            None => {}
-        }
+        config.transition = self.transition.map_or(config.transition, Transition::from);
         if let Some(threads) = self.intra_op_threads {
             config.session.intra_op_threads = threads;
         }

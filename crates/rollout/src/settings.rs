@@ -188,7 +188,7 @@ pub struct RollbackLimits {
 pub struct RolloutSettings {
     /// Requests of the candidate.
     pub split: RolloutSplit,
-    /// Maximum difference of equal answers, as [`compare_answers`](crate::compare_answers) takes it.
+    /// Maximum difference of equal answers, as [`crate::compare_answers`] takes it.
     pub tolerance: f64,
     /// End of the rollout if no limit is reached.
     pub promote: Promotion,

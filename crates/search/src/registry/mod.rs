@@ -189,7 +189,7 @@ impl Registry {
         self.core.clone_collection(from, to)
     }
 
-    /// Checks that files of `bytes` bytes beside the collections leave the reserve of the disk free.
+    /// Checks that files of `bytes` bytes beside the collections leave the disk's reserve free.
     ///
     /// # Errors
     /// `StorageFull` if they do not; otherwise the error of the file system.
