@@ -6,8 +6,8 @@
 //!   `duplicates` its pairs of similar points. `points` are points as clients know them.
 //! * Segments: `segment` has the files, `deletes` the deleted rows, `payload_index` finds rows,
 //!   `segment_cache` keeps blocks in memory.
-//! * Stages of a search: `millpond-filter` evaluates conditions, `codes` sets the place of the codes
-//!   by which `millpond-coarse` ranks embeddings, `rerank` scores the records of candidates.
+//! * Stages of a search: `millpond-filter` evaluates conditions, `codes` sets the place of the
+//!   codes by which `millpond-coarse` ranks embeddings, `rerank` scores records of candidates.
 //! * All of them reserve their memory in `budget`.
 
 pub mod budget;
