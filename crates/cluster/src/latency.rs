@@ -141,9 +141,16 @@ impl NodeLatencies {
         });
     }
 
-    /// Takes the time for which a request ran until the answer to a second request replaced it.
+    /// Takes the time for which a request ran until the answer to a second request replaced it. It
+    /// counts only if it makes the mean larger. The dropped request could have taken any time, so
+    /// it does not show that a slow node is fast again.
     pub(crate) fn record_overtaken(&mut self, node: &str, elapsed: Duration) {
-        self.change(node, |node| node.record(elapsed * OVERTAKEN_FACTOR));
+        let assumed = elapsed * OVERTAKEN_FACTOR;
+        self.change(node, |node| {
+            if assumed.as_secs_f64() > node.mean_s {
+                node.record(assumed);
+            }
+        });
     }
 
     /// Takes a failure of the whole node.
@@ -251,6 +258,19 @@ mod tests {
         assert!(slow(&latencies));
         latencies.record("a", FAST);
         assert!(!slow(&latencies), "a short pause of a node has no effect for long");
+    }
+
+    /// The probes of a slow node are overtaken soon, because the other node is fast.
+    #[test]
+    fn overtaken_probes_leave_a_slow_node_slow() {
+        let fast = Duration::from_micros(500);
+        let overtaken = Duration::from_micros(1500);
+        let mut latencies = NodeLatencies::default();
+        (0..100).for_each(|_| latencies.record("a", fast));
+        (0..100).for_each(|_| latencies.record("b", fast));
+        (0..10).for_each(|_| latencies.record("a", SLOW));
+        (0..100).for_each(|_| latencies.record_overtaken("a", overtaken));
+        assert_eq!(latencies.order(&["a", "b"], 2, Instant::now()), ["b", "a"]);
     }
 
     #[test]
