@@ -2,7 +2,7 @@
 
 use base::{Data, NamedTensor};
 use bytes::Bytes;
-use command_line::exit::CommandResult;
+use command_line::exit::{CommandError, CommandResult};
 use protocol::oip::{self, InferResponse};
 use serde_json::json;
 
@@ -48,7 +48,12 @@ pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
 /// # Errors
 /// Returns an error if the response does not follow the protocol.
 pub(crate) fn decode(answer: &[u8], json_bytes: Option<usize>) -> CommandResult<InferResponse> {
-    Ok(oip::json::parse_response(Bytes::copy_from_slice(answer), json_bytes)?)
+    let response = oip::json::parse_response(Bytes::copy_from_slice(answer), json_bytes)?;
+    // Any JSON object can be read as a response without outputs. A server names its model.
+    if response.model.is_empty() && response.outputs.is_empty() {
+        return Err(CommandError::failed("the answer is not that of the Open Inference Protocol"));
+    }
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -95,6 +100,7 @@ mod tests {
     fn broken_answers_are_refused() {
         for (json_bytes, body) in [
             (None, &b"[]"[..]),
+            (None, br#"{"status":"ok"}"#),
             (Some(99), b"{}"),
             (None, br#"{"outputs":[{"name":"y","datatype":"FP32","shape":[3],"parameters":{"binary_data_size":12}}]}"#),
             (None, br#"{"outputs":[{"name":"y","datatype":"FP32","shape":[3],"data":[1]}]}"#),
