@@ -10,6 +10,8 @@ from processes import BINARY, Node, NodePlan, Proxy, http_call, wait_until
 # With so many shards, each node owns some of them.
 DIMS, SHARDS, POINTS = 4, 16, 16
 ROLES = "root,search,ingest"
+# The logs move 30 s after the node announces the failure. A pause of etcd's answers adds 20 s.
+MOVE_TIMEOUT_S = 120
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_the_logs_of_a_node_without_the_store_move(cluster):
     cluster.own_proxy.kill()
     assert count(cluster, "lost") == (200, POINTS), "reads need no store"
     wait_until("the node announces it", lambda: lost_access(cluster) in ("failing", "lost"))
-    wait_until("the logs move", lambda: set(cluster.members().owners.values()) == {"whole"})
+    wait_until("the logs move", lambda: set(cluster.members().owners.values()) == {"whole"}, MOVE_TIMEOUT_S)
     # The view of this root can be older than the owners in etcd.
     wait_until("the view shows it", lambda: lost_access(cluster) == "lost")
     for number in range(POINTS, 2 * POINTS):
