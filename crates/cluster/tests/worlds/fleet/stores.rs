@@ -11,9 +11,9 @@ use crate::worlds::Planted;
 
 /// Longest time for which a node does not reach the store. It is longer than the time after which
 /// logs move and the return of the logs together.
-const CUT_MAX: u64 = 140_000;
+const CUT_MAX: u64 = 120_000;
 /// Share of the cuts that hit all nodes at the same time.
-const ALL_CUT_PERCENT: u64 = 50;
+const ALL_CUT_PERCENT: u64 = 40;
 /// Longest time of a reading. A cut node may get no answer to a reading until then.
 const READING_MAX: u64 = 10_000;
 /// Pause between two readings.
