@@ -309,7 +309,7 @@ pub struct LifecycleConfig {
 
 impl LifecycleConfig {
     /// Configures everything but the models. Scans every second, uses one loader and one unloader,
-    /// tries a failed load again five times a minute apart, and keeps parameters in the pool.
+    /// and keeps parameters in the pool. Tries a failed load five more times, after 60 s each.
     pub fn new(cache_dir: impl Into<PathBuf>, converter: Converter) -> LifecycleConfig {
         LifecycleConfig {
             models: Vec::new(),

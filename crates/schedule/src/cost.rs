@@ -244,7 +244,7 @@ impl ModelCost {
     }
 
     /// Chooses as [`ShapeCost::choose`]. Counts nothing, because requests that continue to linger
-    /// are checked again. [`ModelCost::decided`] counts.
+    /// are checked again. [`ModelCost::count_decision`] counts.
     pub(crate) fn choose(
         &mut self,
         key: u64,

@@ -90,7 +90,7 @@ impl PayloadPaths {
         Ok(root)
     }
 
-    /// Adds a path to the tree. An index of a list selects the whole list.
+    /// Adds a path to the tree. A path through the number of one element covers no value.
     fn add(&mut self, path: &str) {
         let mut at = self;
         let mut next = Some(path);

@@ -69,9 +69,10 @@ pub(crate) struct BatchArgs {
     /// Rounds, each with a server of its own and another order of the arms
     #[arg(long, default_value_t = 3)]
     pub(crate) rounds: usize,
-    /// Number of times that a round runs all arms in order and then in reverse. The turns are
-    /// short, because the speed of a shared machine drifts within seconds. The report has the
-    /// median over the turns of each round, and then the mean over the rounds
+    /// Number of times that a round runs all arms in order and then in reverse. More short turns
+    /// are better than fewer long ones, because the speed of a shared machine drifts within
+    /// seconds. A figure is the mean of the rounds, and the figure of a round is the median of its
+    /// turns
     #[arg(long, default_value_t = 3)]
     pub(crate) passes: usize,
     /// Time of one turn, after its warm-up

@@ -16,7 +16,7 @@ use super::state::SegmentView;
 use crate::filter::{Filter, each_value};
 use crate::payload_index::{OrderKey, OrderPosition, OrderRange, OrderedRowVisitor, OrderedVisit};
 
-/// First points that a pass keeps in a pause: of all segments, and of the current index.
+/// Lists of first points that a pass keeps in a pause: of all segments, and of the current index.
 const LISTS_KEPT: usize = 2;
 
 /// Number or date of a point. Numbers come before dates.
