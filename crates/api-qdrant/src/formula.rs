@@ -251,7 +251,8 @@ impl Formula {
         Ok(product)
     }
 
-    /// Returns a quotient. A divisor of 0 gives `by_zero_default`, or is an error without it.
+    /// Returns a quotient. A dividend of 0 gives 0, as in Qdrant. Otherwise a divisor of 0 gives
+    /// `by_zero_default`, or is an error without it.
     fn quotient(
         &self,
         left: &Expression,

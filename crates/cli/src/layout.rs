@@ -40,14 +40,14 @@ pub(crate) fn models_in(dir: &Path) -> Vec<String> {
     models.map(|inside| inside.name).collect()
 }
 
-/// Explains why nothing in a directory of models will be served, and what to do. Empty if something
-/// will be served.
+/// Explains why models in a directory of models will not be served, and what to do. Also lists
+/// misplaced models beside others that will be served. Empty if there is nothing to correct.
 pub(crate) fn root_advice(root: &Path) -> Vec<String> {
     advice(root, DirectoryRole::Root)
 }
 
-/// Explains why no version in the directory of a model will be served, and what to do. Empty if a
-/// version will be served.
+/// Explains why files in the directory of a model will not be served, and what to do. Empty if the
+/// directory has a version and nothing to correct.
 pub(crate) fn model_advice(dir: &Path) -> Vec<String> {
     advice(dir, DirectoryRole::Model)
 }
@@ -61,7 +61,7 @@ enum DirectoryRole {
     Model,
 }
 
-/// Explains why nothing in `dir` will be served. Empty if something will be served.
+/// Explains as [`root_advice`] or [`model_advice`], by the role of `dir`.
 fn advice(dir: &Path, role: DirectoryRole) -> Vec<String> {
     let shown = dir.display();
     let inside = match subdirectories(dir) {

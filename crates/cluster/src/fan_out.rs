@@ -333,7 +333,8 @@ impl<T, E: Clone> ReadFanOut<T, E> {
         calls
     }
 
-    /// Returns a request for `shards` to `node`, with its timers.
+    /// Registers a request for `shards` to `node` as running, and starts its timers. Returns the
+    /// request, which the caller sends.
     fn start(
         &mut self,
         node: String,
