@@ -64,7 +64,8 @@ impl Ledger {
         self.admit_when(store, || bytes, transition)
     }
 
-    /// Reserves the bytes that `needed` returns under the lock, so that no other load takes them.
+    /// Calls `needed` and reserves the bytes that it returns under one lock. No other load takes
+    /// them in between.
     fn admit_when(
         self: &Arc<Self>,
         store: &ParameterStore,

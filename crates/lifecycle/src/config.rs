@@ -34,8 +34,8 @@ impl Default for VersionPolicy {
 /// Order of load and unload during a change of versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transition {
-    /// Load the new version, then unload the old one. The model always answers. Needs room for
-    /// both.
+    /// Load the new version, then unload the old one. The model always answers. The pool needs room
+    /// for both.
     #[default]
     AvailabilityPreserving,
     /// Unload the old version, then load the new one. The pool needs room for one only, and the

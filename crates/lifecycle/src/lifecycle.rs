@@ -63,8 +63,8 @@ impl Lifecycle {
     /// Starts the threads and the first scan of the directories. Returns at once.
     ///
     /// # Errors
-    /// `InvalidArgument` for a configuration that cannot work, `Internal` if no thread can be
-    /// started.
+    /// `InvalidArgument` for a configuration that cannot work, `Internal` if one of the threads
+    /// cannot be started.
     pub fn start(
         config: LifecycleConfig,
         engines: Vec<Arc<dyn Engine>>,

@@ -30,7 +30,8 @@ const WARMUP_RUNS_MIN: usize = 10;
 const WARMUP_TIME_MAX: Duration = Duration::from_secs(10);
 /// Maximum recorded requests that are used, as in TensorFlow Serving.
 const WARMUP_REQUESTS_MAX: usize = 1000;
-/// Shortest pause between two runs. A pause takes the time of the run before it, within two limits.
+/// Shortest pause between two runs. A pause takes the time of the run before it, within
+/// this and [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_micros(500);
 /// Longest pause between two runs.
 const PAUSE_MAX: Duration = Duration::from_millis(100);

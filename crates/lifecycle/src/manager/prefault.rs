@@ -1,4 +1,4 @@
-//! Amount of the pool that is faulted in: the versions that should serve, and the next one.
+//! Amount of the pool to fault in: the versions that should serve, and room for the next one.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

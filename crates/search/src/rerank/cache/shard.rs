@@ -32,7 +32,7 @@ pub(super) struct RecordShard {
 }
 
 impl RecordShard {
-    /// Creates a shard of `bytes` with its index, for records of about `record_bytes`.
+    /// Creates a shard of `bytes` in total, with its index, for records of about `record_bytes`.
     pub(super) fn new(bytes: usize, record_bytes: usize) -> RecordShard {
         let record = footprint(record_bytes);
         // Each record takes its bytes, an entry of the index and one of the ghosts.
