@@ -308,7 +308,8 @@ fn one_line(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// Returns `text` without spaces, for a field that spaces delimit.
+/// Returns `text` with `_` in place of each space and control character, for a field that spaces
+/// delimit. An empty text becomes `<NA>`.
 fn field(text: &str) -> String {
     let blank = |letter: char| letter.is_whitespace() || letter.is_control();
     if text.is_empty() {

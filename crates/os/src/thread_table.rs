@@ -10,7 +10,7 @@ use crate::sched_stat;
 /// Maximum threads that are followed. Each has an open file. Threads without a group do not count.
 /// A server has two threads for each core, and the threads of loads begin after them.
 const THREADS_MAX: usize = 1024;
-/// Number of first readings at which the name of a thread without a group is checked again. A new
+/// Maximum number of readings at which the name of a thread without a group is checked. A new
 /// thread has the name of its creator until it runs for the first time.
 const NAME_CHECKS_MAX: u8 = 10;
 
