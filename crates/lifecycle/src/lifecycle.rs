@@ -63,7 +63,7 @@ impl Lifecycle {
     /// Starts the threads and the first scan of the directories. Returns at once.
     ///
     /// # Errors
-    /// `InvalidArgument` for a configuration that cannot work, `Internal` if one of the threads
+    /// `InvalidArgument` for a configuration that cannot work. `ResourceExhausted` if a thread
     /// cannot be started.
     pub fn start(
         config: LifecycleConfig,
