@@ -238,10 +238,18 @@ impl<'a> MemtableFilter<'a> {
 
     /// Returns true if a row matches. After the deadline no row does.
     pub(super) fn allows(&mut self, row: &MemtableRow) -> bool {
-        let Some(filter) = self.filter else { return true };
-        self.scan.next_row() == ScanStep::Read
-            && self.reader.may_match(&row.payload)
-            && self.reader.read(&row.payload).is_some_and(|value| filter.matches(row.id, &value))
+        self.decide(row) == Some(true)
+    }
+
+    /// Returns true if a row matches, or `None` after the deadline.
+    pub(super) fn decide(&mut self, row: &MemtableRow) -> Option<bool> {
+        let Some(filter) = self.filter else { return Some(true) };
+        if self.scan.next_row() != ScanStep::Read {
+            return None;
+        }
+        let is_match = self.reader.may_match(&row.payload)
+            && self.reader.read(&row.payload).is_some_and(|value| filter.matches(row.id, &value));
+        Some(is_match)
     }
 
     /// Checks that every row was read.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, Result};
 use coarse::{Exact, RowSet};
 
-use super::filters::{MemtableFilter, PayloadReader};
+use super::filters::MemtableFilter;
 use super::inner::Collection;
 use super::search::SearchThread;
 use super::state::{CollectionState, PointLocation, SegmentContent, SegmentView};
@@ -148,12 +148,12 @@ impl Collection {
         let filled = Filter { must: vec![filled], ..Filter::default() };
         let state = self.read_state();
         let mut counted = self.count_flushed(&state, &filled)?;
-        let reader = PayloadReader::new(Some(&filled), None);
+        let mut matching = MemtableFilter::new(Some(&filled));
         for memtable in &state.memtables {
-            counted.count += memtable.count_filled(path, |row| {
-                reader.read(&row.payload).is_some_and(|value| filled.matches(row.id, &value))
-            });
+            let count = memtable.count_filled(path, |row| matching.decide(row));
+            counted.count += count.unwrap_or(0);
         }
+        matching.check()?;
         Ok(counted)
     }
 

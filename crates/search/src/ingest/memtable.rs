@@ -108,7 +108,7 @@ pub(crate) struct MemtablePage<'a> {
 }
 
 /// Rows with a value of one field, live or deleted.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct FilledRows {
     path: String,
     rows: RoaringBitmap,
@@ -264,29 +264,50 @@ impl Memtable {
         }
     }
 
-    /// Counts the live rows with a value under `path`. `is_filled` tells if a row has one, and is
-    /// called once for each row, however often the rows are counted.
-    pub(crate) fn count_filled(&self, path: &str, is_filled: impl Fn(&MemtableRow) -> bool) -> u64 {
-        let mut fields = self.filled.lock();
-        let known = fields.iter().position(|field| field.path == path);
-        let mut field = match known {
-            Some(at) => fields.remove(at),
-            None => FilledRows { path: path.to_owned(), ..FilledRows::default() },
-        };
-        for at in field.read..self.rows {
-            if self.row(at).is_some_and(|row| is_filled(row)) {
-                field.rows.insert(at);
+    /// Counts the live rows with a value under `path`. `is_filled` tells if a row has one, and
+    /// returns `None` to stop. A row that was read is not read again by later counts. Returns
+    /// `None` after a stop. The next call then continues.
+    pub(crate) fn count_filled(
+        &self,
+        path: &str,
+        mut is_filled: impl FnMut(&MemtableRow) -> Option<bool>,
+    ) -> Option<u64> {
+        let mut field = self.known_filled(path);
+        while let Some(row) = self.row(field.read).filter(|_| field.read < self.rows) {
+            let Some(filled) = is_filled(row) else { break };
+            if filled {
+                field.rows.insert(field.read);
             }
+            field.read += 1;
         }
-        field.read = field.read.max(self.rows);
         // A newer state may have read more rows.
         let rows = field.rows.iter().take_while(|row| *row < self.rows);
         let count = rows.filter(|row| !self.is_deleted(*row)).count() as u64;
+        let is_complete = field.read >= self.rows;
+        self.keep_filled(field);
+        is_complete.then_some(count)
+    }
+
+    /// Returns the rows of a field that were read. The lock is not held while a caller reads more,
+    /// because that parses payloads.
+    fn known_filled(&self, path: &str) -> FilledRows {
+        let fields = self.filled.lock();
+        let known = fields.iter().find(|field| field.path == path).cloned();
+        known.unwrap_or_else(|| FilledRows { path: path.to_owned(), ..FilledRows::default() })
+    }
+
+    /// Keeps the rows of a field, unless another count has read more.
+    fn keep_filled(&self, field: FilledRows) {
+        let mut fields = self.filled.lock();
+        if let Some(at) = fields.iter().position(|known| known.path == field.path) {
+            let known = fields.remove(at);
+            fields.push(if known.read > field.read { known } else { field });
+            return;
+        }
         if fields.len() >= FILLED_FIELDS_MAX {
             fields.remove(0);
         }
         fields.push(field);
-        count
     }
 
     /// Returns the live rows with their numbers.
@@ -379,16 +400,36 @@ mod tests {
         let even = |memtable: &Memtable| {
             memtable.count_filled("even", |row| {
                 reads.set(reads.get() + 1);
-                row.id % 2 == 0
+                Some(row.id % 2 == 0)
             })
         };
-        assert_eq!(even(&memtable), 5);
+        assert_eq!(even(&memtable), Some(5));
         let older = memtable.clone();
         add(&budget, &mut memtable, 10);
         add(&budget, &mut memtable, 12);
         assert!(Arc::make_mut(&mut memtable).mark_deleted(2));
-        assert_eq!([even(&memtable), even(&older), even(&memtable)], [6, 5, 6]);
+        let counts = [even(&memtable), even(&older), even(&memtable)];
+        assert_eq!(counts, [Some(6), Some(5), Some(6)]);
         assert_eq!(reads.get(), 12);
+    }
+
+    #[test]
+    fn a_count_continues_after_a_stop() {
+        let budget = MemoryBudget::new(1 << 20);
+        let mut memtable = Arc::new(Memtable::new(7));
+        for id in 0..10 {
+            add(&budget, &mut memtable, id);
+        }
+        let reads = Cell::new(0);
+        let count = |reads_max: u32| {
+            memtable.count_filled("any", |_| {
+                let may_read = reads.get() < reads_max;
+                may_read.then(|| reads.set(reads.get() + 1))?;
+                Some(true)
+            })
+        };
+        assert_eq!(count(4), None);
+        assert_eq!((count(100), reads.get()), (Some(10), 10));
     }
 
     #[test]
