@@ -63,6 +63,7 @@ pub(super) fn operation(
         }
         UpdateOperation::SetPayload(mut request) => {
             selection(&request.selection()?, old_holder)?;
+            check_known_keys(request.key.as_slice(), has_empty_name, old_holder)?;
             payload_size(&request.payload)?;
             PayloadChange::Set { payload: request.payload, key: request.key }.check()
         }
@@ -74,6 +75,8 @@ pub(super) fn operation(
         }
         UpdateOperation::DeletePayload(mut request) => {
             selection(&request.selection()?, old_holder)?;
+            let is_new = |key: &str| names_one_element(key) || has_empty_name(key);
+            check_known_keys(&request.keys, is_new, old_holder)?;
             PayloadChange::DeleteKeys(request.keys).check()
         }
         UpdateOperation::UpdateVectors(request) => update_vectors(request, settings, old_holder),
@@ -86,6 +89,36 @@ fn selection(selection: &PointSelection, old_holder: Option<&str>) -> Result<()>
         PointSelection::Ids(ids) => check_known_ids(ids, old_holder),
         PointSelection::Filter(filter) => filter.check().map_err(|error| error.context("filter")),
     }
+}
+
+/// Checks that all holders make the same change at the paths `keys`. `is_new` returns true for a
+/// path that an old holder handles in another way, so that the copies of a shard would differ.
+///
+/// # Errors
+/// `Unavailable` for such a path if there is an old holder.
+fn check_known_keys(
+    keys: &[String],
+    is_new: impl Fn(&str) -> bool,
+    old_holder: Option<&str>,
+) -> Result<()> {
+    let Some(node) = old_holder else { return Ok(()) };
+    match keys.iter().find(|key| is_new(key.as_str())) {
+        Some(key) => Err(Error::unavailable(format!(
+            "the path {key:?}: the search node {node} has an earlier version, which handles this path in \
+             another way; upgrade the node, and send the request again"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Returns true if a path ends in one element of an array. An old holder removes the element.
+fn names_one_element(key: &str) -> bool {
+    key.ends_with(']') && !key.ends_with("[]")
+}
+
+/// Returns true if a path has an empty name in quotation marks. An old holder skips its operation.
+fn has_empty_name(key: &str) -> bool {
+    key.contains("\"\"")
 }
 
 /// Checks the size of a payload together with the longest id.
@@ -279,6 +312,26 @@ mod tests {
             assert_eq!(check(&large, None), Ok(()), "{large}");
             let error = check(&large, Some("a")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{large}");
+            assert!(error.message().contains("the search node a has"), "{error}");
+        }
+    }
+
+    #[test]
+    fn paths_that_an_old_holder_handles_otherwise_are_refused() {
+        let settings = CollectionSettings::new(2, Metric::Dot);
+        let check = |body: &Value, old_holder| {
+            let parsed = json::parse(body.to_string().as_bytes()).unwrap();
+            operation(parsed, &settings, old_holder)
+        };
+        let delete = |key: &str| json!({"delete_payload": {"points": [1], "keys": ["a", key]}});
+        let set = |key: &str| json!({"set_payload": {"points": [1], "payload": {}, "key": key}});
+        for known in [delete("b[]"), delete("b[0].c"), delete("\"b.c\""), set("b[0]")] {
+            assert_eq!(check(&known, Some("a")), Ok(()), "{known}");
+        }
+        for new in [delete("b[0]"), delete("b.\"\""), set("\"\".b")] {
+            assert_eq!(check(&new, None), Ok(()), "{new}");
+            let error = check(&new, Some("a")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{new}");
             assert!(error.message().contains("the search node a has"), "{error}");
         }
     }
