@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, FixedOffset, NaiveDate, NaiveDateTime};
 
-/// Longest date: nanoseconds, an offset and a space before it.
+/// Longest date: nanoseconds, an offset, and spaces.
 const BYTES_MAX: usize = 40;
 /// Maximum digits of a year.
 const YEAR_DIGITS_MAX: usize = 4;
@@ -12,6 +12,10 @@ const MONTH_DIGITS_MAX: usize = 2;
 
 /// Returns the microseconds since 1970 of a date, or `None` if the text is not a date.
 pub fn parse_date(text: &str) -> Option<i64> {
+    // Payload indexes have no dates of texts that are too long for them.
+    if text.len() > BYTES_MAX {
+        return None;
+    }
     let text = text.trim_start();
     if !looks_like_date(text) {
         return None;
@@ -39,15 +43,12 @@ pub fn parse_date(text: &str) -> Option<i64> {
     Some(day.and_hms_opt(0, 0, 0)?.and_utc().timestamp_micros())
 }
 
-/// Returns true if a text is short and begins with two numbers and hyphens. Most texts do not, and
-/// the parser is slow.
+/// Returns true if a text begins with two numbers and hyphens. Most texts do not, and the parser is
+/// slow.
 fn looks_like_date(text: &str) -> bool {
     let is_number = |part: &str, digits_max: usize| {
         (1..=digits_max).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit())
     };
-    if text.len() > BYTES_MAX {
-        return false;
-    }
     let Some((year, rest)) = text.split_once('-') else { return false };
     let Some((month, _)) = rest.split_once('-') else { return false };
     is_number(year, YEAR_DIGITS_MAX) && is_number(month.trim_start(), MONTH_DIGITS_MAX)
@@ -91,5 +92,7 @@ mod tests {
         ] {
             assert_eq!(parse_date(text), None, "{text}");
         }
+        let indented = |width: usize| parse_date(&format!("{:>width$}", "2024-06-15"));
+        assert_eq!((indented(40), indented(600)), (parse_date("2024-06-15"), None));
     }
 }
