@@ -23,7 +23,7 @@ use crate::query::{QueryRun, RankedHit, RankedHits, both};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 
 /// Maximum limit of a prefetch after it was multiplied by the size of a group. The root of a
-/// cluster sends the hits of all prefetches as ids of one condition, which has a maximum.
+/// cluster sends the ids of the hits of all prefetches to each shard.
 const SCALED_LIMIT_MAX: usize = 1024;
 
 /// Groups of hits, the one with the best hit first.
