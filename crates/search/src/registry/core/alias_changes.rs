@@ -32,8 +32,8 @@ impl RegistryCore {
     ///
     /// # Errors
     /// `Unavailable` with a retry delay if a write takes longer than
-    /// `RegistryOptions::alias_wait_max`. Also errors of [`aliases::changed_aliases`] and the file
-    /// system.
+    /// `RegistryOptions::alias_wait_max`. Also errors of [`aliases::changed_aliases`], of
+    /// [`RegistryCore::check_directory`] and the file system.
     pub(in crate::registry) fn change_aliases(
         &self,
         changes: &[AliasChange],
@@ -55,6 +55,7 @@ impl RegistryCore {
             let map = self.map.read();
             aliases::changed_aliases(&map.aliases, changes, |name| map.entries.contains_key(name))?
         };
+        self.check_directory()?;
         aliases::store(&self.options.directory, &new)?;
         self.map.write().aliases = new;
         Ok(true)

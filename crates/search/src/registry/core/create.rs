@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn no_collection_is_removed_or_made_without_its_disk() {
+    fn collections_and_aliases_stay_without_their_disk() {
         let parent = tempfile::tempdir().unwrap();
         let root = parent.path().join("root");
         let mounted = parent.path().join("mounted");
@@ -141,6 +141,10 @@ mod tests {
         assert_eq!(core.remove("a").unwrap_err().kind(), ErrorKind::Unavailable);
         let created = core.create("b", CollectionSettings::new(2, Metric::L2));
         assert_eq!(created.map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
+        let alias = AliasChange::Create { alias: "x".into(), collection: "a".into() };
+        let changed = core.change_aliases(&[alias], || true);
+        assert_eq!(changed.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert!(core.aliases().is_empty());
         // Nothing is in the mount point, which would not be empty.
         std::fs::remove_dir(&root).unwrap();
         std::fs::rename(&mounted, &root).unwrap();

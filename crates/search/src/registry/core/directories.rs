@@ -52,7 +52,7 @@ impl RegistryCore {
     }
 
     /// Checks that the directory of the collections is the one that was locked at the start. In an
-    /// empty mount point, a new collection would be hidden once the disk is mounted.
+    /// empty mount point, a new collection or alias would be hidden once the disk is mounted.
     ///
     /// # Errors
     /// `Unavailable` if it is another directory, or missing.
