@@ -25,9 +25,9 @@ use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
 const RETRY_MIN: Duration = Duration::from_millis(200);
 /// Longest delay before the next try.
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// Delay after which freed space lets a task run again that failed because the disk was full.
+/// Delay after which freed space lets a flush run again that failed because the disk was full.
 const RETRY_WITH_ROOM: Duration = Duration::from_secs(1);
-/// Bytes of freed space that end the delay of such a task.
+/// Bytes of freed space that end the delay of such a flush.
 const ROOM_FREED_MIN: u64 = 1 << 20;
 
 /// Maximum payloads that are in memory at once if only their ids are wanted. One request may name
@@ -93,7 +93,7 @@ struct RetryDelay {
     next: Instant,
     /// Time from the failure to the next try.
     delay: Duration,
-    /// Free bytes after the failure, if the disk was full.
+    /// Free bytes after the failure, if the disk was full during a flush.
     free: Option<u64>,
     /// Time from which freed space ends the delay.
     with_room: Instant,
@@ -496,7 +496,9 @@ impl NamedCollection {
 
     /// Records the outcome of a task. `Ok(false)` is a task without work.
     pub(super) fn record_outcome(&self, task: BackgroundTask, outcome: &Result<bool>) {
-        let is_full = outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::StorageFull);
+        // A merge can wait for days for more room than a flush frees with each old log.
+        let is_full = task == BackgroundTask::Flush
+            && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::StorageFull);
         let free = if is_full { self.collection.free_disk() } else { None };
         let mut retries = self.retries.lock();
         let retry = retries.of(task);
@@ -578,6 +580,8 @@ mod tests {
             named.record_outcome(BackgroundTask::Flush, &Err(Error::storage_full("no room")));
         }
         assert!(named.retries.lock().flush.unwrap().free.is_some());
+        named.record_outcome(BackgroundTask::Merge, &Err(Error::storage_full("no room")));
+        assert_eq!(named.retries.lock().merge.unwrap().free, None);
         let may_run = |free| {
             if let Some(retry) = &mut named.retries.lock().flush {
                 retry.free = free;
