@@ -107,6 +107,17 @@ fn a_filter_of_new_points_ends_at_the_deadline() {
 }
 
 #[test]
+fn a_count_of_new_points_with_a_value_ends_at_the_deadline() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(root.path());
+    // The segments have an index on this field.
+    let count = || collection.count_filled("f3").map(|counted| counted.count);
+    let late = until(Instant::now(), count);
+    assert_eq!(late.map_err(|error| error.kind()), Err(ErrorKind::DeadlineExceeded));
+    assert_eq!(count(), Ok(2797));
+}
+
+#[test]
 fn a_facet_without_an_index_pauses_and_is_exact() {
     let root = tempfile::tempdir().unwrap();
     let collection = collection(root.path());
