@@ -1,6 +1,7 @@
 //! Lookup of the collector's address, also if the system starts no further thread.
 
 use std::net::IpAddr;
+use std::sync::mpsc;
 
 use ureq::config::Config;
 use ureq::http::Uri;
@@ -25,21 +26,28 @@ impl Resolver for CollectorLookup {
         config: &Config,
         timeout: NextTimeout,
     ) -> Result<ResolvedSocketAddrs, Error> {
-        // Without a limit, ureq starts no thread.
-        let unlimited = NextTimeout::default();
-        let timeout = if is_address(uri) || !thread_starts() { unlimited } else { timeout };
-        DefaultResolver::default().resolve(uri, config, timeout)
+        if is_address(uri) {
+            return look_up(uri, config);
+        }
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let (own_uri, own_config) = (uri.clone(), config.clone());
+        let lookup = move || drop(sender.send(look_up(&own_uri, &own_config)));
+        match std::thread::Builder::new().name("lookup".to_owned()).spawn(lookup) {
+            Ok(_) => {
+                receiver.recv_timeout(*timeout.after).unwrap_or(Err(Error::Timeout(timeout.reason)))
+            }
+            Err(_) => look_up(uri, config),
+        }
     }
+}
+
+/// Looks a name up on the calling thread: without a limit of the time, ureq starts no thread.
+fn look_up(uri: &Uri, config: &Config) -> Result<ResolvedSocketAddrs, Error> {
+    DefaultResolver::default().resolve(uri, config, NextTimeout::default())
 }
 
 /// Returns true if the host is an IP address, which needs no lookup.
 fn is_address(uri: &Uri) -> bool {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     host.parse::<IpAddr>().is_ok()
-}
-
-/// Returns true if the system starts a further thread.
-fn thread_starts() -> bool {
-    let thread = std::thread::Builder::new().name("lookup".to_owned()).spawn(|| ());
-    thread.is_ok_and(|thread| thread.join().is_ok())
 }
