@@ -26,6 +26,8 @@ const NAME_BYTES_MAX: usize = 256;
 const DIMENSION_MAX: usize = 4096;
 /// Maximum bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 28;
+/// Maximum links that are followed, as in the kernel.
+const LINKS_MAX: usize = 40;
 /// Maximum damaged files that are kept.
 const CORRUPT_MAX: u32 = 1000;
 /// Version of the document.
@@ -78,7 +80,7 @@ impl Speakers {
     }
 
     /// Opens the store for a server. A damaged file is renamed to `PATH.corrupt-N` and logged, and
-    /// the store begins empty.
+    /// the store begins empty. Of a link, the target is renamed.
     ///
     /// # Errors
     /// Returns the errors of reading or renaming the file; `FailedPrecondition` if its version is
@@ -86,7 +88,7 @@ impl Speakers {
     pub fn open_or_set_aside(path: &Path) -> Result<Speakers> {
         match Speakers::open(path) {
             Err(error) if error.kind() == base::ErrorKind::DataLoss => {
-                let aside = set_aside(path)?;
+                let aside = set_aside(&target(path))?;
                 let shown = path.display();
                 let aside = aside.display();
                 tracing::error!(path = %shown, %aside, %error, "enrolled speakers cannot be read and were set aside");
@@ -258,10 +260,16 @@ fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
     fits.then(|| (dot(mean, embedding) / lengths).clamp(-1.0, 1.0) as f32)
 }
 
-/// Returns the file to write for `path`: the target of a link, which a rename would replace.
+/// Returns the file to write for `path`: the target of a link, which a rename would replace. The
+/// target may not exist yet.
 fn target(path: &Path) -> PathBuf {
-    let followed = if path.is_symlink() { std::fs::canonicalize(path).ok() } else { None };
-    followed.unwrap_or_else(|| path.to_owned())
+    let mut target = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(next) = std::fs::read_link(&target) else { break };
+        // An absolute target replaces the whole path.
+        target = target.parent().unwrap_or(Path::new("")).join(next);
+    }
+    target
 }
 
 /// Locks the file at `path` against other processes until the result is dropped.
@@ -540,6 +548,23 @@ mod tests {
         assert!(link.is_symlink());
         assert_eq!(Speakers::open(&path).unwrap().names(), ["Ada", "Bob"]);
         assert!(!beside(&link, ".lock").exists(), "both names have one lock");
+    }
+
+    #[test]
+    fn a_link_to_a_missing_or_damaged_file_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        let links = tempfile::tempdir().unwrap();
+        let link = links.path().join("link.json");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        Speakers::open(&link).unwrap().enrol("Ada", &[1.0, 0.5]).unwrap();
+        assert_eq!(Speakers::open(&path).unwrap().names(), ["Ada"]);
+        std::fs::write(&path, "damaged").unwrap();
+        Speakers::open_or_set_aside(&link).unwrap().enrol("Bob", &[0.5, 1.0]).unwrap();
+        assert_eq!(Speakers::open(&path).unwrap().names(), ["Bob"]);
+        assert_eq!(std::fs::read(beside(&path, ".corrupt-1")).unwrap(), b"damaged");
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read_dir(links.path()).unwrap().count(), 1);
     }
 
     #[test]
