@@ -232,7 +232,9 @@ fn no_archive(error: &zip::result::ZipError) -> Error {
 fn not_stored(error: &io::Error) -> Error {
     let text = format!("the archive cannot be kept in a file: {error}");
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::storage_full(text),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            Error::storage_full(text)
+        }
         _ => Error::exhausted(text),
     }
 }

@@ -24,7 +24,8 @@ pub enum ErrorKind {
     PermissionDenied,
     /// A queue or budget is full; trying again later may help.
     ResourceExhausted,
-    /// A disk has no free space, or less than its reserve. An operator must free some.
+    /// A disk has no free space, or less than its reserve, or a file reached the limit of its size.
+    /// An operator must free some, or raise the limit.
     StorageFull,
     /// The server cannot answer now (starting, stopping); trying again may help.
     Unavailable,
@@ -104,7 +105,10 @@ impl Error {
             io::ErrorKind::NotFound => ErrorKind::NotFound,
             io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
             io::ErrorKind::OutOfMemory => ErrorKind::ResourceExhausted,
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::StorageFull,
+            // A limit of file sizes refuses writes as a full disk does.
+            io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::FileTooLarge => ErrorKind::StorageFull,
             io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => {
                 ErrorKind::InvalidArgument
             }
@@ -274,6 +278,15 @@ mod tests {
         let error = Error::exhausted("no thread").caused_by(io::Error::other("too many"));
         assert_eq!(error, Error::exhausted("no thread: too many"));
         assert_eq!(error.source().unwrap().to_string(), "too many");
+    }
+
+    #[test]
+    fn a_limit_of_file_sizes_is_a_full_disk() {
+        // ENOSPC, EDQUOT and EFBIG.
+        for code in [28, 122, 27] {
+            let error = Error::io(Path::new("a"), &io::Error::from_raw_os_error(code));
+            assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+        }
     }
 
     #[test]

@@ -129,8 +129,8 @@ impl Directory {
     }
 }
 
-/// Converts an I/O error. Bytes that the disk lost are `DataLoss`, and a full disk is
-/// `StorageFull`.
+/// Converts an I/O error. Bytes that the disk lost are `DataLoss`. A full disk and a limit of file
+/// sizes are `StorageFull`.
 pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     let context = path.display();
     match error.raw_os_error() {
@@ -145,6 +145,11 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
             .with_source(io::Error::from_raw_os_error(code)),
         Some(code @ (libc::EDQUOT | libc::ENOSPC)) => {
             Error::storage_full(format!("{context}: {error}; free space, or use another disk"))
+                .with_source(io::Error::from_raw_os_error(code))
+        }
+        Some(code @ libc::EFBIG) => {
+            let remedy = "raise ulimit -f or LimitFSIZE=";
+            Error::storage_full(format!("{context}: {error}; {remedy}"))
                 .with_source(io::Error::from_raw_os_error(code))
         }
         _ => Error::io(path, error),
@@ -299,5 +304,17 @@ impl Writer for FileWriter {
         }
         (self.sent, self.dropped) = (self.bytes, whole);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_file_sizes_is_named() {
+        let error = io_error(Path::new("log"), &io::Error::from_raw_os_error(libc::EFBIG));
+        assert_eq!(error.kind(), base::ErrorKind::StorageFull);
+        assert!(error.message().contains("LimitFSIZE="), "{error}");
     }
 }
