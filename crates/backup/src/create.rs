@@ -57,6 +57,8 @@ pub struct BackupReport {
 /// Objects that the store has already.
 struct KnownObjects {
     stored: BTreeMap<String, StoredObject>,
+    /// True if they are replaced.
+    replaces: bool,
     /// Files of earlier backups, by the name of the object.
     listed: HashMap<String, BackupFile>,
     /// Number of reads of lists.
@@ -64,9 +66,9 @@ struct KnownObjects {
 }
 
 impl KnownObjects {
-    /// Returns true if the store has the file with its length.
+    /// Returns true if the store has the file with its length, and it is not replaced.
     fn has(&self, object: &str, bytes: u64) -> bool {
-        self.stored.get(object).is_some_and(|found| found.bytes == bytes)
+        !self.replaces && self.stored.get(object).is_some_and(|found| found.bytes == bytes)
     }
 
     /// Returns true if the store has all files of a backup. A rule of the store may have removed
@@ -143,10 +145,8 @@ pub async fn create(
     let work = async {
         mark.wait_for_removals(context.progress).await?;
         let stored = context.store.objects(collection).await?;
-        let mut known = KnownObjects { stored, listed: HashMap::new(), lists_read: 0 };
-        if extent == BackupExtent::All {
-            known.stored.clear();
-        }
+        let replaces = extent == BackupExtent::All;
+        let mut known = KnownObjects { stored, replaces, listed: HashMap::new(), lists_read: 0 };
         let ids = context.store.ids(collection).await?;
         let newest = if extent == BackupExtent::Changed {
             known.newest_list(context, collection, &ids).await
@@ -236,7 +236,7 @@ async fn upload(
         objects.push(object_name(context, source, file, id).await?);
     }
     let missing = pinned.files().iter().zip(&objects);
-    let missing = missing.filter(|(file, object)| !known.has(object, file.bytes));
+    let missing = missing.filter(|(_, object)| !known.stored.contains_key(*object));
     let mut missing_bytes: u64 = missing.map(|(file, _)| file.bytes).sum();
     for (file, object) in pinned.files().iter().zip(objects) {
         let stored = known.has(&object, file.bytes);
@@ -257,8 +257,11 @@ async fn upload(
                 if let Some(earlier) = earlier {
                     check_unchanged(context, pinned, file, earlier).await?;
                 }
-                check_room(context, named, mark, missing_bytes)?;
-                missing_bytes -= file.bytes;
+                // A replaced object stays until the new one is complete.
+                let is_replaced = known.stored.contains_key(&object);
+                let replaced_bytes = if is_replaced { file.bytes } else { 0 };
+                check_room(context, named, mark, missing_bytes + replaced_bytes)?;
+                missing_bytes -= file.bytes - replaced_bytes;
                 uploaded_files += 1;
                 let key = context.store.object_key(named.name(), &object);
                 let opened = pinned.open(file)?;

@@ -276,6 +276,7 @@ fn a_backup_leaves_the_reserve_of_the_disk_free() {
     let full = block_on(backup::create(&store.context(), &named, BackupExtent::Missing));
     let full = full.unwrap_err();
     assert_eq!(full.kind(), ErrorKind::StorageFull);
+    assert!(full.message().starts_with("the backup: "), "{full}");
     assert!(full.message().contains("--search-disk-reserve"), "{full}");
     assert!(!place.join("c/objects").exists(), "nothing is stored");
     drop(named);
