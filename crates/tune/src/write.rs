@@ -204,7 +204,9 @@ pub(super) fn replace(model_dir: &Path, text: &str) -> Result<Option<PathBuf>> {
     let followed = std::fs::canonicalize(&named).ok().filter(|target| target.is_file());
     let path = followed.unwrap_or(named);
     let target_dir = path.parent().unwrap_or(model_dir);
-    let part = target_dir.join(format!(".{MODEL_FILE}.part"));
+    // Files that links of other models name may be in the same directory.
+    let name = path.file_name().unwrap_or_default().display();
+    let part = target_dir.join(format!(".{name}.part"));
     std::fs::write(&part, text).map_err(|e| Error::io(&part, &e))?;
     sync(&part)?;
     let mut backup = None;
@@ -389,13 +391,16 @@ mod tests {
         std::fs::write(dir.path().join("shared.toml"), "a = 1\n").unwrap();
         let link = model_dir.join(MODEL_FILE);
         std::os::unix::fs::symlink("../shared.toml", &link).unwrap();
+        let of_another_model = dir.path().join(".millpond.toml.part");
+        std::fs::write(&of_another_model, "b = 1\n").unwrap();
         let backup = replace(&model_dir, "a = 2\n").unwrap().unwrap();
         assert_eq!(backup, model_dir.join("millpond.toml.bak"));
         assert_eq!(std::fs::read_to_string(backup).unwrap(), "a = 1\n");
         assert!(link.is_symlink());
         let shared = std::fs::read_to_string(dir.path().join("shared.toml")).unwrap();
         assert_eq!(shared, "a = 2\n");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert_eq!(std::fs::read_to_string(of_another_model).unwrap(), "b = 1\n");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     #[test]
