@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use audio::decode::AudioInput;
@@ -258,8 +258,16 @@ pub(crate) fn check_timing(path: &Path, output: Option<&Path>) -> CommandResult 
 fn is_same_file(one: &Path, other: &Path) -> bool {
     match (std::fs::metadata(one), std::fs::metadata(other)) {
         (Ok(a), Ok(b)) => a.is_file() && (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        _ => one == other,
+        (Err(_), Err(_)) => one == other || place(one).is_some_and(|it| Some(it) == place(other)),
+        _ => false,
     }
+}
+
+/// Returns the path of a new file, without links and `..` in its directory.
+fn place(path: &Path) -> Option<PathBuf> {
+    let parent = path.parent()?;
+    let directory = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    Some(std::fs::canonicalize(directory).ok()?.join(path.file_name()?))
 }
 
 /// Writes the file of `--timing`: seconds of work and of each recording, and of loading.

@@ -181,6 +181,8 @@ fn a_mistyped_argument_overwrites_no_file() {
     check_error(&[&vad[..], &["--output", &labels]].concat(), 1, "no answer");
     let new = text("new.csv");
     check_error(&[&vad[..], &["--output", &new, "--timing", &new]].concat(), 2, "name another");
+    let same = text(&format!("../{}/new.csv", dir.path().file_name().unwrap().display()));
+    check_error(&[&vad[..], &["--output", &new, "--timing", &same]].concat(), 2, "name another");
     check_error(&[&vad[..], &["--output", &labels, "--timing", &labels]].concat(), 2, "another");
     check_error(&[&vad[..], &[&labels, "--format", "srt"]].concat(), 2, "is for one recording");
     assert_eq!(std::fs::read(&wav).unwrap(), b"RIFF and so on");
