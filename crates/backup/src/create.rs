@@ -1,15 +1,16 @@
 //! A backup of a collection.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use search::collection::{FileRole, PinnedFile, PinnedFiles};
 use search::registry::{CollectionSettings, NamedCollection};
 use serde::Serialize;
 
 use crate::list::{BackupFile, BackupId, BackupList};
 use crate::marks::{Mark, MarkKind};
+use crate::prune::remove_unused;
 use crate::store::StoredObject;
 use crate::transfer::BackupContext;
 use crate::upload_source::UploadSource;
@@ -176,6 +177,31 @@ pub async fn create(
     let outcome = mark.during(work).await;
     mark.remove().await;
     outcome.map(|report| BackupReport { seconds: began.elapsed().as_secs_f64(), ..report })
+}
+
+/// Does the same as [`create`]. If the disk lacks the space, removes objects that no backup needs
+/// and that are older than `grace`, and tries again. The removal of old backups follows a backup.
+/// If all backups were refused, such objects would stay.
+///
+/// # Errors
+/// As [`create`].
+pub async fn create_with_room(
+    context: &BackupContext<'_>,
+    named: &NamedCollection,
+    extent: BackupExtent,
+    grace: Duration,
+) -> Result<BackupReport> {
+    match Box::pin(create(context, named, extent)).await {
+        Err(error) if error.kind() == ErrorKind::StorageFull => {
+            let removed = Box::pin(remove_unused(context, named.name(), grace)).await;
+            if removed.is_ok_and(|removed| removed.objects > 0) {
+                Box::pin(create(context, named, extent)).await
+            } else {
+                Err(error)
+            }
+        }
+        made => made,
+    }
 }
 
 /// Logs that a list is not read. Its files are uploaded again if no other list has them.

@@ -50,7 +50,7 @@ mod verify;
 
 pub use archive::{ArchiveLabel, archive_bytes, read_archive, write_archive, write_collection};
 pub use copy::{BackupCopy, copy};
-pub use create::{BackupExtent, BackupReport, create};
+pub use create::{BackupExtent, BackupReport, create, create_with_room};
 pub use list::{BackupFile, BackupId, BackupList, BackupProblem};
 pub use location::{LocationReader, open_location};
 pub use model_store::block_on;

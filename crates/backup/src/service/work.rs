@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::scheduled::{DoneBackups, SchedulePass};
 use super::{BackupJob, BackupJobState, BackupRequest, FINISHED_MAX, QueuedJob, ServiceShared};
-use crate::create::{BackupExtent, BackupReport, create};
+use crate::create::{BackupExtent, BackupReport, create_with_room};
 use crate::prune::{delete, prune};
 use crate::restore::restore;
 use crate::transfer::{BackupContext, BackupProgress};
@@ -144,7 +144,7 @@ impl ServiceShared {
         named: &NamedCollection,
         extent: BackupExtent,
     ) -> Result<BackupReport> {
-        let made = block_on(create(context, named, extent))?;
+        let made = block_on(create_with_room(context, named, extent, self.config.grace))?;
         self.add_bytes("uploaded", made.uploaded_bytes);
         self.add_bytes("present", made.bytes.saturating_sub(made.uploaded_bytes));
         Ok(made)

@@ -279,6 +279,17 @@ fn a_backup_leaves_the_reserve_of_the_disk_free() {
     assert!(full.message().starts_with("the backup: "), "{full}");
     assert!(full.message().contains("--search-disk-reserve"), "{full}");
     assert!(!place.join("c/objects").exists(), "nothing is stored");
+    // Objects that no backup needs make room.
+    std::fs::create_dir_all(place.join("c/objects")).unwrap();
+    std::fs::write(place.join("c/objects/unused"), b"of a removed backup").unwrap();
+    let making_room = |grace: Duration| {
+        let extent = BackupExtent::Missing;
+        block_on(backup::create_with_room(&store.context(), &named, extent, grace))
+    };
+    for (grace, left) in [(Duration::from_secs(3600), 1), (Duration::ZERO, 0)] {
+        assert_eq!(making_room(grace).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(objects(&place).len(), left);
+    }
     drop(named);
     drop(registry);
     let registry = open(&collections);
