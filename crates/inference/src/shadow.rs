@@ -1,12 +1,15 @@
 //! Runs copies of requests on the candidate of a rollout, and compares the answers.
 //!
 //! A copy is taken after the client's answer is known. One thread of idle priority runs it without
-//! the scheduler, so any worker that has a request takes the core from it at once. If requests
-//! wait, or if too many copies wait, the copy is dropped.
+//! the scheduler, so any worker that has a request takes the core from it at once. Copies wait for
+//! each other for a short time, and run together. If requests wait, or if too many copies wait, the
+//! copy is dropped.
+
+mod groups;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 
 use base::{Error, NamedTensor, Result};
@@ -15,9 +18,10 @@ use lifecycle::{AnsweredRun, PendingRequest, RolloutMeasures, RolloutPart};
 use metrics::{Metrics, ModelKindLabels};
 use schedule::{Completion, Scheduler};
 
+use self::groups::{CopyGroups, GROUP_MAX};
 use crate::request::{InferenceRequest, tensor_bytes};
 
-/// Maximum number of copies that wait.
+/// Maximum number of copies that wait, those of the next run included.
 const COPIES_MAX: usize = 32;
 /// Most bytes of tensors in copies that wait.
 const COPIES_BYTES_MAX: u64 = 64 << 20;
@@ -141,43 +145,56 @@ impl ShadowRunner {
 }
 
 fn start(state: &Arc<ShadowState>) -> Option<SyncSender<ShadowJob>> {
-    let (queue, jobs) = sync_channel(COPIES_MAX);
+    let (queue, jobs) = sync_channel(COPIES_MAX - GROUP_MAX);
     let state = state.clone();
-    os::thread::spawn("shadow", move || state.work(&jobs))
+    os::thread::spawn("shadow", move || state.work(CopyGroups::new(jobs)))
         .inspect_err(|error| tracing::error!(%error, "copies of requests cannot run"))
         .ok()
         .map(|_| queue)
 }
 
 impl ShadowState {
-    fn work(&self, jobs: &Receiver<ShadowJob>) {
+    fn work(&self, mut groups: CopyGroups) {
         os::thread::enter_background("copies of requests");
-        while let Ok(job) = jobs.recv() {
-            if job.request.measures.ended() || self.scheduler.queued() > 0 {
-                self.dropped(&job);
+        while let Some(group) = groups.next() {
+            let ended = group.iter().any(|job| job.request.measures.ended());
+            if ended || self.scheduler.queued() > 0 {
+                group.iter().for_each(|job| self.dropped(job));
                 continue;
             }
-            let outcome = self.run(&job);
-            self.bytes.fetch_sub(job.bytes, Ordering::Relaxed);
-            self.count(&job.request.candidate, outcome);
+            if self.run(&group) {
+                groups.separate(&group);
+            }
         }
     }
 
-    fn run(&self, job: &ShadowJob) -> &'static str {
-        let ShadowJob { request, expected, .. } = job;
-        let answered = catch_unwind(AssertUnwindSafe(|| {
-            answer(&request.candidate, request.inputs.clone(), &request.outputs)
-        }))
-        .unwrap_or_else(|_| Err(Error::internal("the model panicked")));
-        match answered {
-            Ok(answered) if request.measures.compared(expected, &answered) => "same",
-            Ok(_) => "different",
-            Err(error) => {
-                tracing::debug!(version = %request.candidate.id, %error, "a copy of a request failed");
-                request.measures.copy_failed();
-                "failed"
-            }
+    /// Runs copies, together if they can be joined. Returns true if the candidate answers like the
+    /// stable version only if they run one by one.
+    fn run(&self, group: &[ShadowJob]) -> bool {
+        let inputs: Vec<Result<Vec<NamedTensor>>> = group.iter().map(ShadowJob::inputs).collect();
+        let joined = run_joined(group, &inputs);
+        let was_joined = joined.is_some();
+        let mut answers = joined.and_then(Result::ok).unwrap_or_default().into_iter();
+        let (mut again, mut same_again) = (0, 0);
+        for (job, inputs) in group.iter().zip(inputs) {
+            let measures = &job.request.measures;
+            let outcome = match answers.next() {
+                Some(answered) if measures.matches(&job.expected, &answered) => {
+                    measures.copy_answered(true);
+                    "same"
+                }
+                // A difference counts only if the copy ran alone.
+                _ => {
+                    let outcome = job.run_alone(inputs);
+                    again += 1;
+                    same_again += usize::from(outcome == "same");
+                    outcome
+                }
+            };
+            self.bytes.fetch_sub(job.bytes, Ordering::Relaxed);
+            self.count(&job.request.candidate, outcome);
         }
+        was_joined && again > 0 && same_again == again
     }
 
     fn dropped(&self, job: &ShadowJob) {
@@ -191,42 +208,131 @@ impl ShadowState {
     }
 }
 
-/// Runs the candidate. The inputs were checked only against the stable version, whose shapes may
-/// differ. They are padded as for a worker, because padding may show in the answer.
-fn answer(
-    candidate: &Servable,
-    mut inputs: Vec<NamedTensor>,
-    outputs: &[Arc<str>],
-) -> Result<Vec<NamedTensor>> {
-    let signature = candidate.signature();
-    signature.check_inputs(&inputs)?;
-    signature.check_outputs(outputs.iter().map(|name| &**name))?;
-    schedule::fill_inputs(candidate, &mut inputs)?;
-    schedule::run_alone(candidate, &inputs, outputs)
+impl ShadowJob {
+    /// Returns the inputs of the run. They were checked only against the stable version, whose
+    /// shapes may differ.
+    fn inputs(&self) -> Result<Vec<NamedTensor>> {
+        let ShadowRequest { candidate, inputs, outputs, .. } = &self.request;
+        let signature = candidate.signature();
+        signature.check_inputs(inputs)?;
+        signature.check_outputs(outputs.iter().map(|name| &**name))?;
+        let mut inputs = inputs.clone();
+        schedule::fill_inputs(candidate, &mut inputs)?;
+        Ok(inputs)
+    }
+
+    /// Runs the copy without others. It is padded as for a worker, because padding may show in the
+    /// answer. Returns the outcome.
+    fn run_alone(&self, inputs: Result<Vec<NamedTensor>>) -> &'static str {
+        let ShadowRequest { candidate, outputs, measures, .. } = &self.request;
+        match inputs.and_then(|inputs| guarded(|| schedule::run_alone(candidate, &inputs, outputs)))
+        {
+            Ok(answered) => {
+                let same = measures.matches(&self.expected, &answered);
+                measures.copy_answered(same);
+                if same { "same" } else { "different" }
+            }
+            Err(error) => {
+                tracing::debug!(version = %candidate.id, %error, "a copy of a request failed");
+                measures.copy_failed();
+                "failed"
+            }
+        }
+    }
+}
+
+/// Runs copies for the same outputs of one candidate together. Returns `None` if they cannot be
+/// joined.
+fn run_joined(
+    group: &[ShadowJob],
+    inputs: &[Result<Vec<NamedTensor>>],
+) -> Option<Result<Vec<Vec<NamedTensor>>>> {
+    let first = &group.first().filter(|_| group.len() > 1)?.request;
+    let inputs: Vec<&[NamedTensor]> =
+        inputs.iter().map(|inputs| inputs.as_deref().ok()).collect::<Option<_>>()?;
+    guarded(|| schedule::run_joined(&first.candidate, &inputs, &first.outputs).transpose())
+        .transpose()
+}
+
+/// Turns a panic of the model into an error.
+fn guarded<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Err(Error::internal("the model panicked")))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::path::Path;
     use std::time::{Duration, Instant};
 
-    use base::{ErrorKind, Tensor, VersionId};
+    use base::{ErrorKind, Signature, Tensor, VersionId};
     use engine::fake::FakeEngine;
-    use engine::{Engine, LoadRequest, ScheduleOptions};
+    use engine::{Engine, LoadRequest, ScheduleMode, ScheduleOptions, Session};
     use schedule::SchedulerConfig;
 
     use super::*;
 
+    const GRAPH: &str = "millpond-fake 1\ninput x float32 n 3\noutput y float32 n 3\ny = echo x\n";
+
     /// Returns a candidate that answers with its input of three columns.
-    fn candidate(directory: &Path) -> (FakeEngine, Servable) {
+    fn candidate(directory: &Path) -> (FakeEngine, Arc<Servable>) {
         let graph = directory.join("graph");
-        let text = "millpond-fake 1\ninput x float32 n 3\noutput y float32 n 3\ny = echo x\n";
-        std::fs::write(&graph, text).unwrap();
+        std::fs::write(&graph, GRAPH).unwrap();
         let fake = FakeEngine::new();
         let session = fake.load(&LoadRequest { graph, ..LoadRequest::default() }).unwrap();
+        (fake, servable(session))
+    }
+
+    fn servable(session: Box<dyn Session>) -> Arc<Servable> {
         let id = VersionId { model: "m".into(), version: 2 };
-        let candidate = Servable::new(id, "fake", session, ScheduleOptions::default()).unwrap();
-        (fake, candidate)
+        let options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+        Arc::new(Servable::new(id, "fake", session, options).unwrap())
+    }
+
+    /// A model that multiplies its input by the number of items of the run.
+    struct Mixing(Box<dyn Session>);
+
+    impl Session for Mixing {
+        fn signature(&self) -> &Signature {
+            self.0.signature()
+        }
+        fn metadata(&self) -> &BTreeMap<String, String> {
+            self.0.metadata()
+        }
+        fn run(&self, inputs: &[NamedTensor], _: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+            let x = &inputs[0].tensor;
+            let items = x.shape()[0] as f32;
+            let y: Vec<f32> = x.to_vec::<f32>()?.into_iter().map(|value| value * items).collect();
+            Ok(vec![NamedTensor::new("y", Tensor::from_vec(x.shape(), y)?)])
+        }
+    }
+
+    fn runner() -> ShadowRunner {
+        let config = SchedulerConfig { workers: 1, queue_max: 8, pin: false, count_threads: true };
+        ShadowRunner::new(Scheduler::start(&config).unwrap(), Arc::default())
+    }
+
+    fn copy(
+        candidate: &Arc<Servable>,
+        measures: &Arc<RolloutMeasures>,
+        sent: &[f32],
+        expected: &[f32],
+    ) -> ShadowJob {
+        let request = ShadowRequest {
+            candidate: candidate.clone(),
+            measures: measures.clone(),
+            inputs: vec![row("x", sent)],
+            outputs: Vec::new(),
+        };
+        ShadowJob { request, expected: vec![row("y", expected)], bytes: 0 }
+    }
+
+    fn counts(runner: &ShadowRunner) -> [u64; 4] {
+        ["dropped", "same", "different", "failed"].map(|kind| {
+            let labels = ModelKindLabels { model: "m".into(), kind };
+            runner.state.metrics.rollouts.shadow_requests.get_or_create(&labels).get()
+        })
     }
 
     fn row(name: &str, values: &[f32]) -> NamedTensor {
@@ -238,29 +344,71 @@ mod tests {
     fn a_copy_of_another_shape_does_not_reach_the_model() {
         let dir = tempfile::tempdir().unwrap();
         let (fake, candidate) = candidate(dir.path());
-        let refused = answer(&candidate, vec![row("x", &[1.0, 2.0])], &[]).unwrap_err();
+        let measures = Arc::new(RolloutMeasures::new(1e-3, None, 1));
+        let refused = copy(&candidate, &measures, &[1.0, 2.0], &[]).inputs().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         assert_eq!(fake.counters().runs(), 0);
+    }
+
+    #[test]
+    fn copies_share_a_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fake, candidate) = candidate(dir.path());
+        let (runner, measures) = (runner(), Arc::new(RolloutMeasures::new(1e-3, None, 1)));
+        let rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]];
+        let group = rows.map(|row| copy(&candidate, &measures, &row, &row));
+        assert!(!runner.state.run(&group));
+        assert_eq!((fake.counters().runs(), counts(&runner)), (1, [0, 3, 0, 0]));
+    }
+
+    /// A difference may be the fault of the shared run.
+    #[test]
+    fn a_copy_that_differs_runs_again_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fake, candidate) = candidate(dir.path());
+        let (runner, measures) = (runner(), Arc::new(RolloutMeasures::new(1e-3, None, 1)));
+        let expected = [[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]];
+        let group = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]];
+        let group = [0, 1].map(|at| copy(&candidate, &measures, &group[at], &expected[at]));
+        assert!(!runner.state.run(&group), "it differs alone too");
+        assert_eq!((fake.counters().runs(), counts(&runner)), (2, [0, 1, 1, 0]));
+        let figures = measures.read();
+        assert_eq!((figures.candidate.requests, figures.differing), (2, 1));
+    }
+
+    #[test]
+    fn copies_of_a_model_that_mixes_its_items_run_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let graph = dir.path().join("graph");
+        std::fs::write(&graph, GRAPH).unwrap();
+        let request = LoadRequest { graph, ..LoadRequest::default() };
+        let candidate = servable(Box::new(Mixing(FakeEngine::new().load(&request).unwrap())));
+        let (runner, measures) = (runner(), Arc::new(RolloutMeasures::new(1e-3, None, 1)));
+        let (sender, jobs) = sync_channel(4);
+        let mut groups = CopyGroups::new(jobs);
+        let send = || {
+            for row in [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]] {
+                sender.send(copy(&candidate, &measures, &row, &row)).unwrap();
+            }
+        };
+        send();
+        let group = groups.next().unwrap();
+        assert!(group.len() == 2 && runner.state.run(&group));
+        assert_eq!(counts(&runner), [0, 2, 0, 0]);
+        groups.separate(&group);
+        send();
+        assert_eq!(groups.next().unwrap().len(), 1);
     }
 
     /// Otherwise no copy would run any more after some time.
     #[test]
     fn copies_are_counted_and_leave_their_bytes() {
         let dir = tempfile::tempdir().unwrap();
-        let candidate = Arc::new(candidate(dir.path()).1);
-        let config = SchedulerConfig { workers: 1, queue_max: 8, pin: false, count_threads: true };
-        let scheduler = Scheduler::start(&config).unwrap();
-        let metrics = Arc::new(Metrics::default());
-        let runner = ShadowRunner::new(scheduler, metrics.clone());
-        let measures = Arc::new(RolloutMeasures::new(1e-3, None, 1));
+        let (_, candidate) = candidate(dir.path());
+        let (runner, measures) = (runner(), Arc::new(RolloutMeasures::new(1e-3, None, 1)));
         let submit = |sent: &[f32]| {
-            let request = ShadowRequest {
-                candidate: candidate.clone(),
-                measures: measures.clone(),
-                inputs: vec![row("x", sent)],
-                outputs: Vec::new(),
-            };
-            runner.submit(request, &[row("y", &[1.0, 2.0, 3.0])]);
+            let job = copy(&candidate, &measures, sent, &[1.0, 2.0, 3.0]);
+            runner.submit(job.request, &job.expected);
         };
         let bytes = &runner.state.bytes;
         bytes.store(COPIES_BYTES_MAX, Ordering::Relaxed);
@@ -269,15 +417,9 @@ mod tests {
         for sent in [&[1.0, 2.0, 3.0][..], &[1.0, 2.0, 4.0], &[1.0, 2.0]] {
             submit(sent);
         }
-        let counts = || {
-            ["dropped", "same", "different", "failed"].map(|kind| {
-                let labels = ModelKindLabels { model: "m".into(), kind };
-                metrics.rollouts.shadow_requests.get_or_create(&labels).get()
-            })
-        };
         let until = Instant::now() + Duration::from_secs(120);
-        while counts() != [1; 4] || bytes.load(Ordering::Relaxed) > 0 {
-            assert!(Instant::now() < until, "{:?}, {bytes:?}", counts());
+        while counts(&runner) != [1; 4] || bytes.load(Ordering::Relaxed) > 0 {
+            assert!(Instant::now() < until, "{:?}, {bytes:?}", counts(&runner));
             std::thread::sleep(Duration::from_millis(1));
         }
     }

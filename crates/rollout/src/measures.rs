@@ -121,13 +121,15 @@ impl RolloutMeasures {
         self.arm(RolloutArm::Candidate).cost()
     }
 
-    /// Counts a copy of a request that the candidate answered. Returns true if its answer is within
-    /// the tolerance of `expected`.
-    pub fn compared(&self, expected: &[NamedTensor], answered: &[NamedTensor]) -> bool {
-        let same = compare_answers(expected, answered, self.tolerance).is_none();
+    /// Returns true if the answer to a copy is within the tolerance of `expected`.
+    pub fn matches(&self, expected: &[NamedTensor], answered: &[NamedTensor]) -> bool {
+        compare_answers(expected, answered, self.tolerance).is_none()
+    }
+
+    /// Counts a copy of a request that the candidate answered, `same` if the answer matches.
+    pub fn copy_answered(&self, same: bool) {
         self.differing.fetch_add(u64::from(!same), Ordering::Relaxed);
         self.arm(RolloutArm::Candidate).requests.fetch_add(1, Ordering::Relaxed);
-        same
     }
 
     /// Counts a copy that the candidate failed to answer.
@@ -338,8 +340,10 @@ mod tests {
     #[test]
     fn copies_are_compared() {
         let measures = RolloutMeasures::new(1e-3, None, 1);
-        assert!(measures.compared(&y(1.0), &y(1.0005)));
-        assert!(!measures.compared(&y(1.0), &y(1.5)));
+        for (answered, same) in [(1.0005, true), (1.5, false)] {
+            assert_eq!(measures.matches(&y(1.0), &y(answered)), same);
+            measures.copy_answered(same);
+        }
         measures.copy_failed();
         let figures = measures.read();
         assert_eq!((figures.candidate.requests, figures.candidate.errors), (3, 1));

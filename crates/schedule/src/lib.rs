@@ -272,6 +272,23 @@ pub fn run_alone(
     run::run_alone(servable, inputs, outputs)
 }
 
+/// Runs requests for the same outputs without a scheduler, in one run. Returns the outputs of each
+/// request, in order. `requests` have the inputs of each one, with those of [`fill_inputs`].
+///
+/// Returns `None` if the requests cannot be joined without padding one to another, or if they have
+/// more than `max_batch` items together.
+///
+/// # Errors
+/// Returns the errors of [`Servable::run`], which may be the fault of one of the requests.
+/// `Internal` if the outputs cannot be split: the model mixes its items.
+pub fn run_joined(
+    servable: &Servable,
+    requests: &[&[NamedTensor]],
+    outputs: &[Arc<str>],
+) -> Option<Result<Vec<Vec<NamedTensor>>>> {
+    run::run_joined(servable, requests, outputs)
+}
+
 fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     if pin && let Err(error) = os::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");

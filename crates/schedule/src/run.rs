@@ -1,5 +1,6 @@
 //! A run. It joins its requests, calls the engine, and answers each request once.
 
+mod direct;
 mod rerun;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,6 +12,7 @@ use base::{Error, NamedTensor, QueueWait, Result, RunAhead, RunRecord};
 use engine::{InputPlan, Servable};
 use os::thread::PageFaults;
 
+pub(crate) use self::direct::{run_alone, run_joined};
 use self::rerun::InterruptedBatch;
 use crate::batch::{self, Misfit, Part};
 use crate::batch_key::{self, BatchKey};
@@ -345,29 +347,6 @@ fn run_together(
     let answers =
         guarded(servable, "splitting", || Ok(batch::split(plan, batch_key, &parts, rows, outputs)));
     answers.map_err(RunFailure::Engine)?.map_err(RunFailure::Misfit)
-}
-
-/// Runs a request on the calling thread as a worker runs it alone. See [`crate::run_alone`].
-pub(crate) fn run_alone(
-    servable: &Servable,
-    inputs: &[NamedTensor],
-    outputs: &[Arc<str>],
-) -> Result<Vec<NamedTensor>> {
-    let plan = servable.plan();
-    let key = if plan.pads() || is_filled(servable) { BatchKey::of(plan, inputs) } else { None };
-    let unfit = key.filter(|(batch_key, items)| {
-        rows_of(servable, *items) != *items || !batch::fits(plan, batch_key, inputs)
-    });
-    let Some((batch_key, items)) = unfit else { return servable.run(inputs, outputs) };
-    let rows = rows_of(servable, items);
-    let parts = [Part { inputs, items }];
-    let padded = batch::join(plan, &batch_key, &parts, rows)?;
-    let answered = servable.run(&padded, outputs)?;
-    match batch::split(plan, &batch_key, &parts, rows, answered) {
-        Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
-        // A rule for its outputs is wrong, so a worker does not pad it either.
-        Err(Misfit(_)) => servable.run(inputs, outputs),
-    }
 }
 
 fn call(

@@ -266,6 +266,31 @@ fn a_request_without_a_scheduler_has_an_allowed_size_too() {
     assert_eq!(rows.runs(), [(4, 4)]);
 }
 
+#[test]
+fn requests_without_a_scheduler_share_a_run() {
+    let requests = [x(1, 4, 1.0), x(3, 4, 2.0), x(2, 5, 3.0)];
+    let expected = alone(&allowed(&[8]), PLAIN, &requests);
+    let (rows, servable) = model("m", allowed(&[8]), PLAIN);
+    rows.gate.open();
+    let [a, b, c] = requests.each_ref().map(Vec::as_slice);
+    let answers = millpond_schedule::run_joined(&servable, &[a, b], &[]).unwrap().unwrap();
+    assert_eq!(answers, expected[..2]);
+    assert_eq!(rows.runs(), [(8, 4)], "filled up to an allowed size");
+    assert!(millpond_schedule::run_joined(&servable, &[a, c], &[]).is_none(), "another size");
+    assert!(millpond_schedule::run_joined(&servable, &[b; 3], &[]).is_none(), "too many items");
+}
+
+/// One sum instead of two shows that the model mixes its items.
+#[test]
+fn requests_to_a_model_that_mixes_do_not_share_a_run() {
+    let mixes = Kind { mixes: true, ..Kind::default() };
+    let (rows, servable) = model("m", allowed(&[8]), mixes);
+    rows.gate.open();
+    let request = x(1, 4, 1.0);
+    let joined = millpond_schedule::run_joined(&servable, &[&request, &request], &[]).unwrap();
+    assert_eq!(joined.unwrap_err().kind(), ErrorKind::Internal);
+}
+
 /// One sum instead of two shows that the model mixes its items.
 #[test]
 fn no_item_is_added_if_a_model_mixes_its_items() {
