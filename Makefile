@@ -206,9 +206,15 @@ SUITES := test-rust test-clients test-tfs test-page test-cluster test-audio test
 BENCH_PARTS := serving swaps search programs
 SMOKES := test-attack $(BENCH_PARTS:%=test-bench-%) cluster-smoke
 
+# GB: the size of a checkout after all tests.
+.PHONY: disk-ready
+disk-ready:
+	@scripts/disk_check.sh 13
+
 # Compiles and fetches in parallel, since both take most of a first run.
 .PHONY: test
 test: ## run all tests
+	@$(MAKE) --no-print-directory disk-ready
 	@$(MAKE) --no-print-directory -j 3 test-ready
 	@$(MAKE) --no-print-directory -j 3 --output-sync=target $(SUITES) $(SMOKES)
 	$(call say,all tests passed)
