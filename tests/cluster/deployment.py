@@ -11,6 +11,8 @@ from processes import STARTED, Controlled, Etcd, Node, NodePlan, Proxy, http_cal
 
 CLUSTER = "millpond"
 SETTLE_TIMEOUT_S = 90
+# Time between two reads of the state.
+SETTLE_POLL_S = 0.2
 FULL = [
     NodePlan("root-1", "root"),
     NodePlan("search-1", "search"),
@@ -172,12 +174,22 @@ class Cluster:
         begun, why = time.monotonic(), "not looked"
         while (why := self.unsettled(exact)) is not None:
             assert time.monotonic() - begun < timeout_s, f"the cluster is not settled after {timeout_s} s: {why}"
-            time.sleep(0.2)
+            time.sleep(SETTLE_POLL_S)
         seconds = time.monotonic() - begun
         for name in self.of_role("root"):
             if self.nodes[name].running():
                 wait_until(f"{name} sees the settled cluster", lambda node=self.nodes[name]: self.is_seen_by(node), timeout_s)
         return seconds
+
+    def observe(self, seconds: float) -> None:
+        """Reads the state for some time, as often as `wait_settled`.
+
+        These reads delay clients, which are threads of this process, so both sides of a comparison need them.
+        """
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.unsettled(exact=True)
+            time.sleep(SETTLE_POLL_S)
 
     def is_seen_by(self, root: Node) -> bool:
         """Returns true if the view of a root has the nodes, the owners and the holders that etcd has."""

@@ -215,14 +215,14 @@ def node_added(setting: Setting) -> dict:
     with running(load):
         cluster.wait_settled(exact=True)
         begun = time.monotonic()
-        time.sleep(lengths.steady_s)
+        cluster.observe(lengths.steady_s)
         before = cluster.members().holdings()
         event = time.monotonic()
         cluster.add(NodePlan("added-1", "search"))
         wait_until("the new node holds a shard", lambda: any(one.node == "added-1" for one in cluster.members().holdings()))
         settled_s = cluster.wait_settled(exact=True)
         settled = time.monotonic()
-        time.sleep(lengths.after_s)
+        cluster.observe(lengths.after_s)
     moved = cluster.members().holdings() - before
     fair = cluster.copies * cluster.shards / len(cluster.of_role("search"))
     return steady_and_after(load, begun, event) | {
