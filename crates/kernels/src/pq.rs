@@ -58,26 +58,26 @@ fn code(block: &[u8], row: usize, part: usize) -> u8 {
     block[part / 2 * BLOCK + place] >> (part % 2 * 4) & 0xF
 }
 
-/// The tables of one query. They have the cost of each code of each part as a byte, and the scale
-/// that converts a sum of them to a cost.
+/// Tables of the costs of one query: a byte for each code of each part. `step` and `bias` convert a
+/// sum of these bytes to a cost.
 #[derive(Clone, Debug, Default)]
 pub struct CostTable {
     /// 16 bytes a part, an even number of parts.
     bytes: Vec<u8>,
-    /// Costs before they are rounded; kept for its memory.
+    /// Costs before they are rounded. Kept between queries to reuse its memory.
     costs: Vec<f32>,
     step: f32,
     bias: f32,
 }
 
 impl CostTable {
-    /// Fills the tables for costs that are `factor` times the inner product of the query with the
-    /// encoded vector. `books` holds 16 values for each dimension of each part. `part_dims` are the
-    /// dimensions of a part. The query counts as zero after its length.
+    /// Fills the tables of `query`. The cost of an encoded vector is then `factor` times its inner
+    /// product with the query. A part of a vector has `part_dims` dimensions. `books` holds 16
+    /// values for each dimension of each part. Dimensions that the query lacks count as zero.
     ///
     /// # Panics
-    /// If `books` is not a whole number of parts, has too many parts, or fewer than the query
-    /// needs.
+    /// If `books` ends within a part, has more than 512 parts, or has fewer dimensions than the
+    /// query.
     pub fn fill(&mut self, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
         let parts = books.len() / (VALUES * part_dims);
         assert!(

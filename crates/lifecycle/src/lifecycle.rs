@@ -247,8 +247,9 @@ impl Lifecycle {
         self.unfinished.log_all();
     }
 
-    /// Starts an unload thread of ordinary priority in place of those of idle priority, which get
-    /// next to no time on a busy machine. A server that stops has no requests to protect.
+    /// Starts an unload thread of ordinary priority, and tells the threads of idle priority to take
+    /// no more versions. Idle threads get almost no time on a busy machine. While the server stops,
+    /// it has no requests to protect. Returns `None` without idle threads or after an error.
     fn start_last_unloader(&self) -> Option<JoinHandle<()>> {
         let IdleUnloads { queue, abandon, leave_rest } = self.idle_unloads.lock().take()?;
         let unloader = Unloader {

@@ -36,7 +36,8 @@ pub(crate) struct VersionView {
     pub(crate) withdrawn: bool,
     /// True if it must stay ready, since a rollout compares it with another version.
     pub(crate) kept: bool,
-    /// True if it was stable in a rollout that the last stop interrupted. Then it is loaded first.
+    /// True if this was the stable version of a rollout when the server last stopped. It is then
+    /// loaded before the others.
     pub(crate) resumes: bool,
 }
 

@@ -51,12 +51,13 @@ impl std::fmt::Display for LifecycleState {
     }
 }
 
-/// Wait of a version that replaces an older one.
+/// Reason why a version that replaces an older one is not loaded yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateStatus {
     /// The version waits for its turn.
     Waiting {
-        /// End of its part of the window, or `None` if that has ended, and other processes load.
+        /// End of the version's wait in the window (`--update-window`). `None` if that has ended and
+        /// the version waits until fewer other processes load.
         until: Option<SystemTime>,
     },
     /// The version did not load in another process of the fleet, so it is not loaded here.

@@ -81,7 +81,7 @@ pub(crate) struct MergedRuns {
 #[derive(Default)]
 struct RunSums {
     runs: u64,
-    /// Items with added ones.
+    /// Items of the requests, and copies that the server added to fill a batch.
     items: u64,
     sizes: SizeCounts,
     filled: BTreeMap<usize, FilledRuns>,

@@ -66,8 +66,8 @@ enum FieldLayout {
     One(&'static MessageLayout),
     /// A list of messages or of `bytes`, or a map.
     Many(RepeatedField),
-    /// A list of numbers, packed or not: bytes of an element in memory, and on the wire if that is
-    /// fixed.
+    /// A list of numbers, packed or not. `width` are the bytes of an element in memory. `fixed` are
+    /// its bytes on the wire, or `None` if they vary.
     Numbers { width: u64, fixed: Option<u64> },
 }
 

@@ -41,7 +41,8 @@ impl Resolver for CollectorLookup {
     }
 }
 
-/// Looks a name up on the calling thread: without a limit of the time, ureq starts no thread.
+/// Resolves the host of `uri` on the calling thread, without a time limit. With a limit, ureq would
+/// start a thread.
 fn look_up(uri: &Uri, config: &Config) -> Result<ResolvedSocketAddrs, Error> {
     DefaultResolver::default().resolve(uri, config, NextTimeout::default())
 }

@@ -130,7 +130,7 @@ impl UploadPieces {
 pub struct FormFile {
     /// The bytes of the file.
     pub pieces: UploadPieces,
-    /// The last part of its name.
+    /// Last part of the path that the client states as the file's name.
     pub file_name: Option<String>,
     /// Media type of the file, in lower case and without parameters.
     pub media_type: Option<String>,

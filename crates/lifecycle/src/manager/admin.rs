@@ -37,7 +37,7 @@ enum WaiterGoal {
     Choose { spec: LoadSpec },
     /// These versions must be ready. `newest` is true if the policy chose them.
     Load { targets: BTreeSet<u64>, newest: bool },
-    /// No version may be left in memory.
+    /// All versions of the model must have left memory.
     Unload,
 }
 

@@ -7,7 +7,7 @@ use crate::UpdateStatus;
 /// The load of a version while an older one serves.
 #[derive(Debug)]
 pub(crate) struct Update {
-    /// End of its part of the window.
+    /// End of the wait in the window (`--update-window`), which differs between processes.
     pub(super) due: Instant,
     /// The same as wall-clock time, for display.
     pub(super) due_at: SystemTime,
@@ -19,11 +19,11 @@ pub(crate) struct Update {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UpdateStage {
-    /// The version waits for its part of the window.
+    /// The version waits in the window (`--update-window`).
     Window,
-    /// The version waits for a turn.
+    /// The version waits for a turn: only some processes of the fleet may load at a time.
     Turn,
-    /// The fleet does not load the version.
+    /// The version failed on another process of the fleet, so it is not loaded here.
     HeldBack,
     /// The version may be loaded.
     Granted,
@@ -46,7 +46,7 @@ impl Update {
         self.stage == UpdateStage::ByHand
     }
 
-    /// Returns the end of its part of the window, while the version waits for it.
+    /// Returns the end of the wait in the window, or `None` if the version does not wait there.
     pub(crate) fn window_end(&self) -> Option<Instant> {
         (self.stage == UpdateStage::Window).then_some(self.due)
     }

@@ -25,7 +25,7 @@ const MAGIC_2004: &[u8; 8] = b"FMR\0 20\0";
 const MAGIC_2009: &[u8; 8] = b"FMR\x00030\0";
 /// Steps of an angle in a turn.
 const STEPS: u32 = 180;
-/// Shortest template of 2004.
+/// Bytes of the shortest template of ANSI INCITS 378-2004.
 const BYTES_MIN: u32 = 26;
 const HEADER_2004: usize = 26;
 const HEADER_2009: usize = 21;

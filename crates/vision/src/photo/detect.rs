@@ -6,7 +6,8 @@ use super::scale_space::{BrightnessPlane, INTERVALS, LEVELS, Octave, SIGMA, Scal
 
 /// Minimum difference, of a brightness of 0 to 1. Smaller ones are noise.
 const RESPONSE_MIN: f32 = 0.004;
-/// Largest ratio of the two curvatures (Lowe): points along an edge slide.
+/// Maximum ratio of the two principal curvatures (Lowe, 2004). A larger ratio means a point on an
+/// edge, whose position along the edge is not stable.
 const EDGE_RATIO: f32 = 10.0;
 /// Distance of extrema from the border, in pixels.
 const BORDER: usize = 5;
