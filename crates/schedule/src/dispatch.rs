@@ -16,7 +16,7 @@ use base::QueueWait;
 use crate::SchedulerConfig;
 use crate::choose::{Next, RequestBatch};
 use crate::entry::{Entry, ExpiredEntry};
-use crate::model_queue::Ran;
+use crate::model_queue::RunFigures;
 use crate::model_queues::ModelQueues;
 use crate::snapshot::SchedulerSnapshot;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
@@ -181,7 +181,7 @@ impl Dispatch {
     pub(crate) fn next(
         &self,
         worker: usize,
-        ran: Option<(Arc<str>, Ran, usize)>,
+        ran: Option<(Arc<str>, RunFigures, usize)>,
     ) -> Option<DispatchedWork> {
         let mut state = self.lock();
         if let Some((model, ran, taken)) = ran {
@@ -380,7 +380,7 @@ mod tests {
     struct TestWorker {
         dispatch: Dispatch,
         /// Outcome of the last run.
-        ran: Option<(Arc<str>, Ran, usize)>,
+        ran: Option<(Arc<str>, RunFigures, usize)>,
     }
 
     impl TestWorker {
@@ -411,12 +411,12 @@ mod tests {
                 let Some(DispatchedWork::Run(batch)) = work else { panic!("no request waits") };
                 let model = batch.model();
                 own += usize::from(&*model == name);
-                let ran = Ran {
+                let ran = RunFigures {
                     weight: batch.entries[0].servable.schedule().weight,
                     cores: batch.cores,
                     charge: batch.charge,
                     time: RUN_TIME,
-                    ..Ran::default()
+                    ..RunFigures::default()
                 };
                 self.ran = Some((model, ran, batch.taken));
             }

@@ -9,7 +9,7 @@ use loom::thread;
 
 use crate::SchedulerConfig;
 use crate::dispatch::{Dispatch, DispatchedWork, WhenFull};
-use crate::model_queue::Ran;
+use crate::model_queue::RunFigures;
 use crate::trial::{model, request};
 
 /// Preemptions in one interleaving. Two find most faults of locks (Musuvathi and Qadeer, 2007).
@@ -24,7 +24,7 @@ fn work(dispatch: &Dispatch, worker: usize, done: &Sender<()>) {
         let cores = batch.cores;
         ran = Some((
             batch.model(),
-            Ran { cores, charge: batch.charge, ..Ran::default() },
+            RunFigures { cores, charge: batch.charge, ..RunFigures::default() },
             batch.taken,
         ));
     }

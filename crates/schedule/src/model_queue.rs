@@ -17,9 +17,9 @@ const MISFITS_MAX: usize = 16;
 /// queue for every free worker would make runs more expensive as the queue grows.
 const EXPIRY_SCAN_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Outcome of a run.
+/// Figures of a run that has ended.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ran {
+pub(crate) struct RunFigures {
     pub(crate) instance: u64,
     pub(crate) weight: u32,
     pub(crate) cores: usize,
@@ -45,17 +45,17 @@ pub(crate) struct Ran {
     pub(crate) wall: Duration,
     /// Part of `wall` in which the worker was not on a core.
     pub(crate) off_core: Duration,
-    /// Measurement of the run, or `None` after a failure.
-    pub(crate) lesson: Option<Lesson>,
+    /// Elements of the run for the estimate of costs, or `None` after a failure.
+    pub(crate) cost_sample: Option<CostSample>,
     /// True if the requests were run again one by one.
     pub(crate) rerun: bool,
     /// True if the outputs could not be split.
     pub(crate) misfit: bool,
 }
 
-/// Measurement of a run.
+/// Size of a run, from which the cost of later runs is estimated.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lesson {
+pub(crate) struct CostSample {
     /// Hash of the batch key, or `None` if different keys were padded together.
     pub(crate) shape: Option<u64>,
     /// Elements of the run, including padding.
@@ -242,8 +242,8 @@ impl ModelQueue {
         self.due = self.levels.iter().flatten().map(|entry| entry.deadline).min();
     }
 
-    /// Takes over the outcome of a run.
-    pub(crate) fn finish(&mut self, ran: &Ran) {
+    /// Adds the figures of a run that has ended.
+    pub(crate) fn finish(&mut self, ran: &RunFigures) {
         let us = ran.time.as_secs_f64() * 1e6;
         self.running -= 1;
         self.busy += ran.wall;
@@ -252,10 +252,10 @@ impl ModelQueue {
         let again = ran.again.as_secs_f64() * 1e6 * cores;
         self.used += (used + again - ran.charge) / f64::from(ran.weight.max(1));
         self.charge = used;
-        if let Some(lesson) = &ran.lesson {
-            match &lesson.shape {
-                Some(key) => self.cost.add(*key, ran.items, lesson.elements, us),
-                None => self.cost.add_padded(lesson.elements, us),
+        if let Some(sample) = &ran.cost_sample {
+            match &sample.shape {
+                Some(key) => self.cost.add(*key, ran.items, sample.elements, us),
+                None => self.cost.add_padded(sample.elements, us),
             }
         }
         if ran.misfit && !self.misfit.contains(&ran.instance) {
@@ -320,13 +320,13 @@ mod tests {
     fn a_run_is_charged_for_its_cores_by_weight() {
         let mut queue = ModelQueue::new(&"m".into());
         queue.running = 1;
-        queue.finish(&Ran {
+        queue.finish(&RunFigures {
             weight: 4,
             cores: 2,
             charge: 500.0,
             time: Duration::from_millis(1),
             again: Duration::from_millis(2),
-            ..Ran::default()
+            ..RunFigures::default()
         });
         // 2 ms for the run and 4 ms for the further ones, of which 0.5 ms were charged before.
         assert_eq!((queue.used, queue.charge), (5500.0 / 4.0, 2000.0));

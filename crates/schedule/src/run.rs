@@ -19,7 +19,7 @@ use crate::batch_key::{self, BatchKey};
 use crate::choose::RequestBatch;
 use crate::entry::{Entry, ExpiredEntry, Finish};
 use crate::merge;
-use crate::model_queue::{Lesson, Ran};
+use crate::model_queue::{CostSample, RunFigures};
 use crate::{Completion, CompletionCallback};
 
 /// Outcome of each request of a run.
@@ -52,9 +52,9 @@ const VARYING: &str = "sizes of an output depend on the values or on the number 
 const MIXED: &str = "another run has shown that the model mixes its items";
 
 /// Runs a batch and answers its requests.
-pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> Ran {
+pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> RunFigures {
     let RequestBatch { number, entries, batch_key, charge, cores, .. } = work;
-    let Some(first) = entries.first() else { return Ran::default() };
+    let Some(first) = entries.first() else { return RunFigures::default() };
     let servable = first.servable.clone();
     let started = Instant::now();
     let (outcome, mut ran) = answer(&servable, &entries, batch_key.as_ref());
@@ -171,10 +171,10 @@ fn answer(
     servable: &Servable,
     entries: &[Entry],
     batch_key: Option<&BatchKey>,
-) -> (BatchOutcome, Ran) {
+) -> (BatchOutcome, RunFigures) {
     let items = entries.iter().map(|entry| entry.items).sum();
     let counted = entries.iter().filter(|entry| entry.counts()).count();
-    let mut ran = Ran { requests: entries.len(), counted, items, ..Ran::default() };
+    let mut ran = RunFigures { requests: entries.len(), counted, items, ..RunFigures::default() };
     let was_available = servable.is_available();
     let failure = match run_together(servable, entries, batch_key) {
         // The other run has ended during this one.
@@ -186,7 +186,7 @@ fn answer(
             RunFailure::Misfit(Misfit(VARYING.to_owned()))
         }
         Ok(answers) => {
-            learn(&mut ran, servable, entries, batch_key);
+            record_cost(&mut ran, servable, entries, batch_key);
             if let Some(why) = mixing_evidence(servable, entries, batch_key, &answers) {
                 ran.misfit = true;
                 if servable.set_mixes_items() {
@@ -365,8 +365,13 @@ fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>)
     })
 }
 
-/// Records the measurement of a successful run.
-fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) {
+/// Sets the figures of a successful run that the estimate of costs needs.
+fn record_cost(
+    ran: &mut RunFigures,
+    servable: &Servable,
+    entries: &[Entry],
+    batch_key: Option<&BatchKey>,
+) {
     let (plan, Some(batch_key)) = (servable.plan(), batch_key) else { return };
     let rows = rows_of(servable, ran.items);
     ran.rows = is_filled(servable).then_some(rows);
@@ -378,7 +383,7 @@ fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], batch_key: Optio
     }
     let same = entries.iter().all(|entry| entry.batch_key.as_ref() == Some(batch_key));
     let shape = entries.first().filter(|_| same).map(|entry| entry.key);
-    ran.lesson = Some(Lesson { shape, elements: all });
+    ran.cost_sample = Some(CostSample { shape, elements: all });
 }
 
 /// Returns the elements per item of the padded inputs, without padding.
@@ -540,7 +545,7 @@ mod tests {
         let mut queue = ModelQueue::new(&servable.id.model);
         queue.running = 1;
         let ms = Duration::from_millis(1);
-        queue.finish(&Ran { time: ms, again: ms * 2, cores: 2, ..Ran::default() });
+        queue.finish(&RunFigures { time: ms, again: ms * 2, cores: 2, ..RunFigures::default() });
         assert_eq!((queue.used, queue.charge), (6000.0, 2000.0));
     }
 }
