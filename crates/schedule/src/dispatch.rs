@@ -51,6 +51,14 @@ pub(crate) enum DispatchedWork {
     Run(RequestBatch),
 }
 
+/// The run that a worker has just ended.
+pub(crate) struct EndedRun {
+    pub(crate) model: Arc<str>,
+    pub(crate) figures: RunFigures,
+    /// Cores that become free.
+    pub(crate) cores_taken: usize,
+}
+
 struct State {
     queues: ModelQueues,
     /// Waiting workers. The last one to work is on top, because its core has the model in its
@@ -176,21 +184,17 @@ impl Dispatch {
         }
     }
 
-    /// Waits for the next work of `worker`. Returns `None` once closed and empty. `ran` is the
-    /// outcome of its last run.
-    pub(crate) fn next(
-        &self,
-        worker: usize,
-        ran: Option<(Arc<str>, RunFigures, usize)>,
-    ) -> Option<DispatchedWork> {
+    /// Waits for the next work of `worker`. Returns `None` once closed and empty. `ended` is its
+    /// last run.
+    pub(crate) fn next(&self, worker: usize, ended: Option<EndedRun>) -> Option<DispatchedWork> {
         let mut state = self.lock();
-        if let Some((model, ran, taken)) = ran {
-            state.cores_free += taken;
-            state.busy += ran.wall;
-            state.off_core += ran.off_core;
+        if let Some(EndedRun { model, figures, cores_taken }) = ended {
+            state.cores_free += cores_taken;
+            state.busy += figures.wall;
+            state.off_core += figures.off_core;
             state.running -= 1;
             if let Some(queue) = state.queues.get(&model) {
-                queue.finish(&ran);
+                queue.finish(&figures);
             }
         }
         let mut expire_all = false;
@@ -379,8 +383,8 @@ mod tests {
     /// The only worker of a dispatcher.
     struct TestWorker {
         dispatch: Dispatch,
-        /// Outcome of the last run.
-        ran: Option<(Arc<str>, RunFigures, usize)>,
+        /// Last run.
+        ended: Option<EndedRun>,
     }
 
     impl TestWorker {
@@ -391,7 +395,7 @@ mod tests {
                 pin: false,
                 count_threads: true,
             });
-            TestWorker { dispatch, ran: None }
+            TestWorker { dispatch, ended: None }
         }
 
         /// Adds requests that do not share a run.
@@ -407,18 +411,18 @@ mod tests {
         fn run(&mut self, runs: usize, name: &str) -> usize {
             let mut own = 0;
             for _ in 0..runs {
-                let work = self.dispatch.next(0, self.ran.take());
+                let work = self.dispatch.next(0, self.ended.take());
                 let Some(DispatchedWork::Run(batch)) = work else { panic!("no request waits") };
                 let model = batch.model();
                 own += usize::from(&*model == name);
-                let ran = RunFigures {
+                let figures = RunFigures {
                     weight: batch.entries[0].servable.schedule().weight,
                     cores: batch.cores,
                     charge: batch.charge,
                     time: RUN_TIME,
                     ..RunFigures::default()
                 };
-                self.ran = Some((model, ran, batch.taken));
+                self.ended = Some(EndedRun { model, figures, cores_taken: batch.taken });
             }
             own
         }

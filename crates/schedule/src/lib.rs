@@ -52,7 +52,7 @@ use std::time::{Duration, Instant};
 use base::{Error, NamedTensor, Result, RunRecord};
 use engine::Servable;
 
-use dispatch::{Dispatch, DispatchedWork, Refusal, WhenFull};
+use dispatch::{Dispatch, DispatchedWork, EndedRun, Refusal, WhenFull};
 use entry::Entry;
 use parking_lot::Mutex;
 pub use snapshot::{
@@ -293,15 +293,16 @@ fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     if pin && let Err(error) = os::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");
     }
-    let mut ran = None;
+    let mut ended = None;
     let mut meter = run::Meter::start();
-    while let Some(work) = jobs.next(worker, ran.take()) {
+    while let Some(work) = jobs.next(worker, ended.take()) {
         match work {
             DispatchedWork::Expire(expired) => run::expire(expired),
             DispatchedWork::Run(batch) => {
                 let model = batch.model();
-                let taken = batch.taken;
-                ran = Some((model, run::run(batch, &mut meter), taken));
+                let cores_taken = batch.taken;
+                let figures = run::run(batch, &mut meter);
+                ended = Some(EndedRun { model, figures, cores_taken });
             }
         }
     }

@@ -8,7 +8,7 @@ use loom::sync::mpsc::{Sender, channel};
 use loom::thread;
 
 use crate::SchedulerConfig;
-use crate::dispatch::{Dispatch, DispatchedWork, WhenFull};
+use crate::dispatch::{Dispatch, DispatchedWork, EndedRun, WhenFull};
 use crate::model_queue::RunFigures;
 use crate::trial::{model, request};
 
@@ -17,16 +17,16 @@ const PREEMPTIONS_MAX: usize = 2;
 
 /// Takes runs until the dispatch is closed, and reports each request.
 fn work(dispatch: &Dispatch, worker: usize, done: &Sender<()>) {
-    let mut ran = None;
-    while let Some(work) = dispatch.next(worker, ran.take()) {
+    let mut ended = None;
+    while let Some(work) = dispatch.next(worker, ended.take()) {
         let DispatchedWork::Run(batch) = work else { continue };
         batch.entries.iter().for_each(|_| done.send(()).unwrap());
         let cores = batch.cores;
-        ran = Some((
-            batch.model(),
-            RunFigures { cores, charge: batch.charge, ..RunFigures::default() },
-            batch.taken,
-        ));
+        ended = Some(EndedRun {
+            model: batch.model(),
+            figures: RunFigures { cores, charge: batch.charge, ..RunFigures::default() },
+            cores_taken: batch.taken,
+        });
     }
 }
 
