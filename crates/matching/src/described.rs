@@ -110,7 +110,7 @@ impl PhotoScratch {
             );
             let evidence =
                 evidence(&self.point_pairs, &self.agreed, |at| self.tentative[at].bits, bits_max);
-            if evidence.weight() > best.weight() {
+            if evidence.raw_score() > best.raw_score() {
                 best = evidence;
                 pairs.clear();
                 pairs.extend(self.agreed.iter().map(|agreed| self.tentative[agreed.index].pair));
@@ -202,7 +202,8 @@ impl PhotoScratch {
     }
 }
 
-/// Sums up the pairs that agreed. `bits` returns the bits by which a pair's descriptors differ.
+/// Returns the evidence of the pairs that agree with a pose. `bits` returns the number of differing
+/// bits between the descriptors of a pair. `bits_max` is the most that a pair may have.
 pub(crate) fn evidence(
     point_pairs: &[PointPair],
     agreed: &[PoseMatch],
@@ -214,8 +215,8 @@ pub(crate) fn evidence(
         let Some(pair) = point_pairs.get(it.index) else { continue };
         evidence.pairs += 1;
         evidence.kinds += u32::from(pair.probe.kind == pair.record.kind);
-        evidence.length_error += (it.place * ERROR_SCALE as f32) as u32;
-        evidence.angle_error += (it.turn * ERROR_SCALE as f32) as u32;
+        evidence.length_error += (it.position_error * ERROR_SCALE as f32) as u32;
+        evidence.angle_error += (it.direction_error * ERROR_SCALE as f32) as u32;
         evidence.descriptor_error += u32::from(bits(it.index)) * ERROR_SCALE / bits_max.max(1);
     }
     evidence

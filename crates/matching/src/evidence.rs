@@ -53,11 +53,11 @@ impl Evidence {
     /// Returns the score: finite, at least 0. A pair of vertices rarely agrees by chance, the less
     /// the smaller its error. Unpaired vertices in the shared part lower the score.
     pub(crate) fn score(&self) -> f32 {
-        self.weight().max(0.0)
+        self.raw_score().max(0.0)
     }
 
-    /// Returns the score before it is cut off at 0, which compares the pairings of one match.
-    pub(crate) fn weight(&self) -> f32 {
+    /// Returns the score before negative values become 0. It compares the pairings of one match.
+    pub(crate) fn raw_score(&self) -> f32 {
         if self.pairs < PAIRS_MIN {
             return f32::MIN;
         }

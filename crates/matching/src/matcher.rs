@@ -123,7 +123,7 @@ impl Scratch {
                 (other.vertices, &outline),
                 &mut pairing.evidence,
             );
-            if pairing.evidence.weight() > best.weight() {
+            if pairing.evidence.raw_score() > best.raw_score() {
                 best = pairing.evidence;
                 self.best.clear();
                 self.best.extend_from_slice(&pairing.pairs);

@@ -54,9 +54,12 @@ struct PairDistances {
 /// A pair that agrees with a pose, and its errors, each 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PoseMatch {
+    /// Index of the pair.
     pub(crate) index: usize,
-    pub(crate) place: f32,
-    pub(crate) turn: f32,
+    /// Error of the position, as a share of its tolerance.
+    pub(crate) position_error: f32,
+    /// Error of the direction, as a share of its tolerance.
+    pub(crate) direction_error: f32,
 }
 
 impl Pose {
@@ -133,11 +136,11 @@ impl Pose {
                 turned,
             );
             if error <= POSE_ANGLE_ERROR_MAX {
-                let turn = f32::from(error) / f32::from(POSE_ANGLE_ERROR_MAX);
+                let direction_error = f32::from(error) / f32::from(POSE_ANGLE_ERROR_MAX);
                 agreed.push(PoseMatch {
                     index,
-                    place: (from_expected / (reach * reach)).sqrt(),
-                    turn,
+                    position_error: (from_expected / (reach * reach)).sqrt(),
+                    direction_error,
                 });
             }
         }

@@ -60,7 +60,7 @@ fn geometry(probe: &[Vertex], record: &[Vertex]) -> (Evidence, Vec<Pair>) {
         let (mut evidence, grown) = grow((i, j), (probe, &own), (record, &other));
         if evidence.pairs >= PAIRS_MIN {
             measure_overlap(&grown, (probe, &outlines.0), (record, &outlines.1), &mut evidence);
-            if evidence.weight() > best.weight() {
+            if evidence.raw_score() > best.raw_score() {
                 (best, pairs) = (evidence, grown);
             }
         }
@@ -193,7 +193,7 @@ fn described(
             let mut agreed = Vec::new();
             verify(&point_pairs, (root, to), near(other), &mut agreed);
             let found = evidence(&point_pairs, &agreed, |at| tentative[at].bits as u16, bits_max);
-            if found.weight() > best.weight() {
+            if found.raw_score() > best.raw_score() {
                 best = found;
                 pairs = agreed.iter().map(|it| tentative[it.index].pair).collect();
             }

@@ -23,8 +23,9 @@ const VIEW_BYTES: usize = 34;
 /// Steps of an angle in a turn.
 const STEPS: u32 = 256;
 
-/// Returns true if the lengths of the representations add up, which an ANSI template's do not.
-pub(super) fn is(bytes: &[u8]) -> bool {
+/// Returns true for a template of ISO/IEC 19794-2:2011. An ANSI template of 2009 has the same first
+/// bytes, but its lengths of representations do not add up to the length of the template.
+pub(super) fn is_iso2011(bytes: &[u8]) -> bool {
     let mut input = Fields { bytes, at: MAGIC.len() };
     let mut sum = || -> Result<bool> {
         let total = input.number(4)? as usize;

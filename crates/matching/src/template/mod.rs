@@ -70,9 +70,9 @@ impl TemplateFormat {
         match bytes.first_chunk::<8>() {
             Some(b"FMR\0 20\0") if ansi::is_2004(bytes) => Some(TemplateFormat::Ansi2004),
             Some(b"FMR\0 20\0") => Some(TemplateFormat::Iso2005),
-            Some(b"FMR\x00030\0") if iso2011::is(bytes) => Some(TemplateFormat::Iso2011),
+            Some(b"FMR\x00030\0") if iso2011::is_iso2011(bytes) => Some(TemplateFormat::Iso2011),
             Some(b"FMR\x00030\0") => Some(TemplateFormat::Ansi2009),
-            _ => sourceafis::is(bytes).then_some(TemplateFormat::SourceAfis),
+            _ => sourceafis::is_map(bytes).then_some(TemplateFormat::SourceAfis),
         }
     }
 

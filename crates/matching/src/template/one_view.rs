@@ -49,7 +49,8 @@ impl HeaderLayout {
 /// # Errors
 /// `InvalidArgument` if the view is of other bytes.
 ///
-/// # Example: a template with one view is its own
+/// # Example
+/// The only view of a template gives the same template.
 /// ```
 /// use millpond_matching::template::{self, TemplateFormat};
 /// use millpond_matching::synthetic;

@@ -20,14 +20,14 @@ const DEPTH_MAX: u32 = 8;
 const POSITION_MAX: f64 = 10_000.0;
 
 /// Returns true if the bytes begin as a map.
-pub(super) fn is(bytes: &[u8]) -> bool {
+pub(super) fn is_map(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|first| first >> 5 == MAP)
 }
 
 /// Returns true if a file with these first bytes is a map whose first key is "version", as
 /// `SourceAFIS` writes it.
 pub(super) fn has_magic(head: &[u8]) -> bool {
-    is(head) && head.get(1..).is_some_and(|rest| rest.starts_with(b"\x67version"))
+    is_map(head) && head.get(1..).is_some_and(|rest| rest.starts_with(b"\x67version"))
 }
 
 // Major types of CBOR (RFC 8949, section 3.1).
