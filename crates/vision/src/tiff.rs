@@ -41,7 +41,7 @@ pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
         )
     };
     check_counts(bytes)?;
-    let values = values(bytes).ok_or_else(outside)?;
+    let values = count_values(bytes).ok_or_else(outside)?;
     let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?;
     check_first_page(&mut decoder)?;
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
@@ -90,10 +90,12 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(if little { field.iter().rev().fold(0, append) } else { field.iter().fold(0, append) })
 }
 
-/// Counts the values of the first directory's entries. Returns `None` if one lies outside the file.
-fn values(bytes: &[u8]) -> Option<u64> {
+/// Returns the number of values in the first directory, all entries together. Returns `None` if the
+/// values of an entry lie outside the file.
+fn count_values(bytes: &[u8]) -> Option<u64> {
     let number = |at: u64, width| number(bytes, usize::try_from(at).ok()?, width);
     let big = number(2, 2)? == 43;
+    // Offsets and counts have `wide` bytes.
     let (wide, entry_bytes) = if big { (8, 20) } else { (4, 12) };
     let start = if big { number(8, 8)? } else { number(4, 4)? };
     let head = if big { 8 } else { 2 };
@@ -110,8 +112,8 @@ fn values(bytes: &[u8]) -> Option<u64> {
             5 | 10 | 12 | 16 | 17 | 18 => 8,
             _ => 1,
         };
-        let entries = number(at + 4, wide)?;
-        let length = entries.checked_mul(size)?;
+        let entry_values = number(at + 4, wide)?;
+        let length = entry_values.checked_mul(size)?;
         let place = if length <= wide as u64 {
             at + 4 + wide as u64
         } else {
@@ -120,7 +122,7 @@ fn values(bytes: &[u8]) -> Option<u64> {
         if place.checked_add(length)? > bytes.len() as u64 {
             return None;
         }
-        values = values.checked_add(entries)?;
+        values = values.checked_add(entry_values)?;
     }
     Some(values)
 }

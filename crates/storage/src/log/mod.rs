@@ -151,8 +151,8 @@ impl Log {
         }
     }
 
-    /// Creates a log in a new file.
-    fn made(
+    /// Writes the header of a new log with `writer` and returns the log. Its replay is empty.
+    fn create_with(
         medium: &Arc<dyn Medium>,
         name: &str,
         mut writer: Box<dyn Writer>,

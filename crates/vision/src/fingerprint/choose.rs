@@ -27,9 +27,10 @@ const AHEAD: f32 = 16.0;
 const GAP: f32 = 12.0;
 /// Maximum angle, in turns, between the direction of such an end and the line to the other end.
 const GAP_ANGLE: f32 = 0.14;
-/// A minutia with this many others within this radius in pixels is noise.
-const CROWD: usize = 5;
-const CROWD_RADIUS: f32 = 24.0;
+/// A minutia with this many others within `NOISE_RADIUS` is noise.
+const NOISE_NEIGHBOURS: usize = 5;
+/// Distance in pixels within which two minutiae count as neighbours.
+const NOISE_RADIUS: f32 = 24.0;
 /// Maximum minutiae that are examined, the best ones.
 const CANDIDATES_MAX: usize = 1024;
 /// Maximum minutiae that are kept, the best ones. A fingerprint has fewer. More come from dirt and
@@ -86,17 +87,18 @@ impl Area {
             .filter(|&cell| cell < self.inside.len())
     }
 
-    /// Returns true if the end and its surroundings belong to the fingerprint.
-    fn surrounds(&self, end: &End) -> bool {
+    /// Returns true if the fingerprint holds the circle of [`MARGIN`] pixels around the end of a
+    /// line, and the point [`AHEAD`] pixels ahead of it.
+    fn holds_surroundings(&self, end: &End) -> bool {
         let inside = |x: f32, y: f32| {
             self.cell(x, y).and_then(|cell| self.inside.get(cell)).copied().unwrap_or(false)
         };
-        let toward = |turns: f32, far: f32| {
+        let is_inside_at = |turns: f32, distance: f32| {
             let (sin, cos) = (turns * TAU).sin_cos();
-            inside(end.x + far * cos, end.y - far * sin)
+            inside(end.x + distance * cos, end.y - distance * sin)
         };
-        (0..16_u8).all(|step| toward(f32::from(step) / 16.0, MARGIN))
-            && toward(end.angle + 0.5, AHEAD)
+        (0..16_u8).all(|step| is_inside_at(f32::from(step) / 16.0, MARGIN))
+            && is_inside_at(end.angle + 0.5, AHEAD)
     }
 }
 
@@ -114,7 +116,7 @@ pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<Minu
         let near = |other: &&End| (other.y - end.y).abs() <= GAP;
         let above = ends[..index].iter().rev().take_while(near);
         let below = ends[index + 1..].iter().take_while(near);
-        if !area.surrounds(end) || above.chain(below).any(|other| facing(end, other)) {
+        if !area.holds_surroundings(end) || above.chain(below).any(|other| facing(end, other)) {
             continue;
         }
         let quality = area.cell(end.x, end.y).map_or(0.0, |cell| area.quality.values[cell]);
@@ -142,18 +144,21 @@ fn facing(one: &End, other: &End) -> bool {
         && apart(other.angle, way) < GAP_ANGLE
 }
 
-/// Returns the best minutiae, best first, without crowds.
-pub(super) fn chosen(mut candidates: Vec<MinutiaCandidate>) -> Vec<Vertex> {
+/// Returns at most [`KEPT_MAX`] minutiae, best first. A minutia with [`NOISE_NEIGHBOURS`] others
+/// nearby is left out.
+pub(super) fn select_minutiae(mut candidates: Vec<MinutiaCandidate>) -> Vec<Vertex> {
     candidates.sort_by(|a, b| b.quality.total_cmp(&a.quality));
     candidates.truncate(CANDIDATES_MAX);
     let near = |a: &MinutiaCandidate, b: &MinutiaCandidate| {
         let (across, down) = (a.vertex.x.abs_diff(b.vertex.x), a.vertex.y.abs_diff(b.vertex.y));
-        f32::from(across).hypot(f32::from(down)) < CROWD_RADIUS
+        f32::from(across).hypot(f32::from(down)) < NOISE_RADIUS
     };
     candidates
         .iter()
         // A minutia is near to itself.
-        .filter(|one| candidates.iter().filter(|other| near(one, other)).count() <= CROWD)
+        .filter(|one| {
+            candidates.iter().filter(|other| near(one, other)).count() <= NOISE_NEIGHBOURS
+        })
         .map(|candidate| candidate.vertex)
         .take(KEPT_MAX)
         .collect()
@@ -182,9 +187,9 @@ mod tests {
     fn crowds_are_removed_and_the_best_come_first() {
         let crowd = (0..6).map(|at| candidate(10 + at, 10, 0.9));
         let alone = [candidate(100, 100, 0.2), candidate(200, 100, 0.5)];
-        let kept = chosen(crowd.chain(alone).collect());
+        let kept = select_minutiae(crowd.chain(alone).collect());
         assert_eq!(kept.iter().map(|vertex| vertex.x).collect::<Vec<_>>(), [200, 100]);
         let many = (0..200).map(|at| candidate(at * 30, 0, f32::from(at))).collect();
-        assert_eq!(chosen(many).len(), KEPT_MAX);
+        assert_eq!(select_minutiae(many).len(), KEPT_MAX);
     }
 }

@@ -27,7 +27,7 @@ use base::{Error, Result};
 use matching::{Graph, VERTICES_MAX};
 
 use crate::Gray;
-use choose::{Area, candidates, chosen, contrast_min};
+use choose::{Area, candidates, contrast_min, select_minutiae};
 use gabor::{Bank, filtered};
 use padding::PaddingMask;
 use plane::Plane;
@@ -175,7 +175,7 @@ pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
     let graph = Graph {
         width: ridges.width as u16,
         height: ridges.height as u16,
-        vertices: chosen(found),
+        vertices: select_minutiae(found),
         descriptors: Vec::new(),
     };
     Ok(Extraction { graph, quality: area.map() })
