@@ -90,7 +90,7 @@ impl StorePlace {
         if cfg!(not(feature = "object-storage")) && parsed.scheme() != "file" {
             return Err(Error::precondition(format!(
                 "{}: this program was built without object storage; build it with --features object-storage",
-                shown(&parsed)
+                redacted_url(&parsed)
             )));
         }
         install_tls();
@@ -106,7 +106,7 @@ impl StorePlace {
         let (store, prefix) = object_store::parse_url_opts(&parsed, options.iter().cloned())
             .map_err(|error| {
                 // Errors of the library can repeat the URL.
-                let error = error.to_string().replace(parsed.as_str(), &shown(&parsed));
+                let error = error.to_string().replace(parsed.as_str(), &redacted_url(&parsed));
                 wrong(&error)
             })?;
         // The library's client of a directory does not sync. A written object must survive a power
@@ -116,7 +116,7 @@ impl StorePlace {
         Ok(StorePlace {
             objects,
             prefix,
-            shown: shown(&parsed).into(),
+            shown: redacted_url(&parsed).into(),
             refusal: StoreRefusal::of(parsed.scheme(), &options),
             local: local.map(Into::into),
             is_read: Arc::default(),
@@ -184,7 +184,7 @@ impl StorePlace {
         let mut found = Vec::new();
         loop {
             let next = tokio::time::timeout(LIST_TIMEOUT, objects.next()).await;
-            let next = next.map_err(|_| self.silent())?;
+            let next = next.map_err(|_| self.no_answer_error())?;
             let Some(object) = next else { return Ok(found) };
             if found.len() == objects_max {
                 return Err(Error::precondition(format!(
@@ -217,7 +217,7 @@ impl StorePlace {
     async fn read_directory(&self) -> Result<()> {
         let Some(dir) = self.local.clone() else { return Ok(()) };
         if self.is_read.swap(true, Ordering::SeqCst) {
-            return Err(self.silent());
+            return Err(self.no_answer_error());
         }
         let is_read = self.is_read.clone();
         let read = tokio::task::spawn_blocking(move || {
@@ -225,15 +225,16 @@ impl StorePlace {
             is_read.store(false, Ordering::SeqCst);
             read.map_err(|error| (Error::io(&dir, &error).kind(), error))
         });
-        let read = tokio::time::timeout(LIST_TIMEOUT, read).await.map_err(|_| self.silent())?;
+        let read =
+            tokio::time::timeout(LIST_TIMEOUT, read).await.map_err(|_| self.no_answer_error())?;
         let read = read.map_err(|error| Error::internal("a listing").caused_by(error))?;
         read.map_err(|(kind, error)| {
             Error::new(kind, format!("{}: {error}; {}", self.shown, self.refusal.remedy))
         })
     }
 
-    /// Returns the error of a store that does not answer.
-    fn silent(&self) -> Error {
+    /// Returns the error for a store that did not answer in time.
+    fn no_answer_error(&self) -> Error {
         Error::unavailable(format!(
             "{}: no answer within {} s; {}",
             self.shown,
@@ -303,7 +304,7 @@ pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 /// Returns the text of a URL, valid or not, without query and password.
 pub fn without_secrets(text: &str) -> String {
     if let Ok(url) = url::Url::parse(text) {
-        return shown(&url);
+        return redacted_url(&url);
     }
     let before_query = text.find(['?', '#']).map_or(text, |at| &text[..at]);
     // A password can have a slash, which ends the host of an invalid URL too early.
@@ -319,8 +320,8 @@ pub fn without_secrets(text: &str) -> String {
     }
 }
 
-/// Returns `url` without query and password.
-fn shown(url: &url::Url) -> String {
+/// Returns `url` without query and password, for messages.
+fn redacted_url(url: &url::Url) -> String {
     let mut url = url.clone();
     url.set_query(None);
     let _ = url.set_password(None);
@@ -404,7 +405,7 @@ mod tests {
     #[test]
     fn secrets_of_a_url_are_not_shown() {
         let url = url::Url::parse("https://user:secret@host/models?sig=secret").unwrap();
-        assert!(!shown(&url).contains("secret"), "{}", shown(&url));
+        assert!(!redacted_url(&url).contains("secret"), "{}", redacted_url(&url));
         for (wrong, without) in [
             ("ftp://user:secret@host/models", "ftp://user@host/models"),
             ("https://user:secret@host:99999/m?sig=secret", "https://user@host:99999/m"),

@@ -129,7 +129,7 @@ async fn serve(
         // The ports are free, so the server may start. Clients are refused until it is ready.
         drop(sockets);
         tokio::select! {
-            () = settled(server) => {}
+            () = wait_until_settled(server) => {}
             () = signals.wait() => return Ok(()),
             error = copies.clone().failed() => return Err(error),
         }
@@ -162,7 +162,7 @@ async fn serve(
     let engine = &server.core.engine_version;
     tracing::info!(%addresses, %engine, "serving");
     let ready = async {
-        settled(server).await;
+        wait_until_settled(server).await;
         manager.ready(&format!("serving {addresses}"));
         std::future::pending::<()>().await;
     };
@@ -203,7 +203,7 @@ fn stop_time(grace: Duration) -> Option<Duration> {
 }
 
 /// Waits until the first load is finished.
-async fn settled(server: &Server) {
+async fn wait_until_settled(server: &Server) {
     while !server.core.lifecycle.settled() {
         tokio::time::sleep(SETTLED_POLL).await;
     }

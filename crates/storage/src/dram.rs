@@ -49,8 +49,9 @@ impl DramMedium {
         Ok(DramMedium { pool, files })
     }
 
-    /// Allocates memory for `bytes`, rounded up to whole blocks for direct reads, and fills it.
-    fn sealed(
+    /// Creates a read-only file of `bytes` in the pool. `fill` gets its memory, rounded up to whole
+    /// blocks for direct reads, and the length of the file.
+    fn create_sealed(
         &self,
         bytes: u64,
         fill: impl FnOnce(&mut [u8], usize) -> Result<()>,
@@ -125,7 +126,7 @@ impl Medium for DramMedium {
             DramFiles::Durable(directory) => {
                 let path = directory.file(name)?;
                 let mut source = DirectFile::open(&path, true)?;
-                self.sealed(source.bytes(), |memory, length| {
+                self.create_sealed(source.bytes(), |memory, length| {
                     for start in (0..length).step_by(COPY_BYTES) {
                         let bytes = COPY_BYTES.min(length - start);
                         source
@@ -138,7 +139,7 @@ impl Medium for DramMedium {
             DramFiles::Volatile(files) => {
                 let bytes = lock(files).get(name).cloned().ok_or_else(|| names::missing(name))?;
                 let bytes = lock(&bytes);
-                self.sealed(bytes.len() as u64, |memory, length| {
+                self.create_sealed(bytes.len() as u64, |memory, length| {
                     memory[..length].copy_from_slice(&bytes);
                     Ok(())
                 })

@@ -109,14 +109,15 @@ impl Log {
     pub fn open(medium: &Arc<dyn Medium>, name: &str) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
             Ok(writer) => {
-                let (log, replay) = Log::reopened(medium, name, writer, LogPosition::default())?;
+                let (log, replay) = Log::reopen_with(medium, name, writer, LogPosition::default())?;
                 match log.failure() {
                     Some(error) if error.kind() == ErrorKind::StorageFull => Err(error),
                     _ => Ok((log, replay)),
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let made = medium.create(name).and_then(|writer| Log::made(medium, name, writer));
+                let made =
+                    medium.create(name).and_then(|writer| Log::create_with(medium, name, writer));
                 // A log without its header is useless.
                 made.inspect_err(|_| drop(medium.remove(name)))
             }
@@ -137,7 +138,7 @@ impl Log {
         mark: LogPosition,
     ) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
-            Ok(writer) => Log::reopened(medium, name, writer, mark),
+            Ok(writer) => Log::reopen_with(medium, name, writer, mark),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let mut replay = replay::replay(&Salvaged::default(), mark);
                 if !replay.cut {
@@ -165,7 +166,7 @@ impl Log {
 
     /// Opens a log that was written before. A log with unreadable pages or without its end, or on a
     /// full medium, takes no more payloads.
-    fn reopened(
+    fn reopen_with(
         medium: &Arc<dyn Medium>,
         name: &str,
         mut writer: Box<dyn Writer>,
