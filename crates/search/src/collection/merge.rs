@@ -124,13 +124,22 @@ fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
         && piled(sizes, merging) >= BEHIND * merging.fan_in
 }
 
-/// Returns the index of the view and the row for each live row, ascending.
-fn live_rows(views: &[SegmentView]) -> Vec<(u32, u32)> {
+/// Place of a row of the source in one of the merged segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SegmentRow {
+    /// Index in the list of views.
+    view: u32,
+    /// Row in the segment of that view.
+    row: u32,
+}
+
+/// Returns the places of all live rows, ascending.
+fn live_rows(views: &[SegmentView]) -> Vec<SegmentRow> {
     (0..)
         .zip(views)
         .flat_map(|(at, view)| (0..view.segment.rows()).map(move |row| (at, view, row)))
         .filter(|(_, view, row)| !view.deletes.contains(*row))
-        .map(|(at, _, row)| (at, row))
+        .map(|(view, _, row)| SegmentRow { view, row })
         .collect()
 }
 
@@ -138,8 +147,8 @@ fn live_rows(views: &[SegmentView]) -> Vec<(u32, u32)> {
 struct MergeSource<'a> {
     collection: &'a Collection,
     views: Vec<SegmentView>,
-    /// Index in `views` and row of that segment, by row of the source, ascending.
-    rows: Vec<(u32, u32)>,
+    /// Place in `views` of each row of the source, ascending.
+    rows: Vec<SegmentRow>,
     cache: PageCache,
     urgency: Urgency,
 }
@@ -147,16 +156,16 @@ struct MergeSource<'a> {
 impl MergeSource<'_> {
     /// Returns the view that has a row of the source, and the row in that view.
     fn place(&self, row: u32) -> Result<(&SegmentView, u32)> {
-        let (view, row) = self.locate(row)?;
+        let SegmentRow { view, row } = self.locate(row)?;
         Ok((&self.views[view as usize], row))
     }
 
-    /// Returns the index of the view that has a row of the source, and the row in that view.
+    /// Returns the place of a row of the source.
     ///
     /// # Errors
     /// `Internal` if the source has no such row.
-    fn locate(&self, row: u32) -> Result<(u32, u32)> {
-        let found = self.rows.get(row as usize).filter(|of| (of.0 as usize) < self.views.len());
+    fn locate(&self, row: u32) -> Result<SegmentRow> {
+        let found = self.rows.get(row as usize).filter(|at| (at.view as usize) < self.views.len());
         found.copied().ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
     }
 
@@ -164,9 +173,9 @@ impl MergeSource<'_> {
     /// the current views of the old segments. `places` maps the source's rows to merged ones.
     fn deletes_since(&self, now: &[&SegmentView], places: &[u32]) -> Deletes {
         let mut deletes = Deletes::none(self.rows.len() as u32);
-        for (at, (before, now)) in (0..).zip(self.views.iter().zip(now)) {
+        for (view, (before, now)) in (0..).zip(self.views.iter().zip(now)) {
             for row in now.deletes.since(&before.deletes) {
-                let from = self.rows.binary_search(&(at, row)).ok();
+                let from = self.rows.binary_search(&SegmentRow { view, row }).ok();
                 if let Some(&row) = from.and_then(|from| places.get(from)) {
                     deletes.insert(row);
                 }
@@ -210,10 +219,10 @@ impl BuildVectors for MergeSource<'_> {
         order.sort_unstable_by_key(|&at| rows[at]);
         let mut left = &order[..];
         while let Some(&first) = left.first() {
-            let (index, _) = self.locate(rows[first])?;
+            let index = self.locate(rows[first])?.view;
             let view = &self.views[index as usize];
-            let in_view = |at: &usize| self.locate(rows[*at]).ok().filter(|row| row.0 == index);
-            let view_rows: Vec<u32> = left.iter().map_while(|at| Some(in_view(at)?.1)).collect();
+            let in_view = |at: &usize| self.locate(rows[*at]).ok().filter(|it| it.view == index);
+            let view_rows: Vec<u32> = left.iter().map_while(|at| Some(in_view(at)?.row)).collect();
             let (now, later) = left.split_at(view_rows.len());
             view.segment.vectors_of(&view_rows, &step, &mut |place, vector| {
                 let target = start + now[place] * dims;

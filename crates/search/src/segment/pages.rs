@@ -115,7 +115,7 @@ impl SegmentPages {
         let place = self.map.locate(row);
         let place =
             place.ok_or_else(|| Error::not_found(format!("the segment has no row {row}")))?;
-        let key = (file.id(), self.offset_of(place.page));
+        let key = PageKey { file: file.id(), offset: self.offset_of(place.page) };
         let shares = cache.shares && self.kind == kind::PAYLOADS && file.in_place().is_none();
         let bytes = cache.get(key, place.pages, |buffer| {
             if shares {
@@ -170,7 +170,8 @@ impl SegmentPages {
         Ok(pass)
     }
 
-    /// Calls `each` with the wanted records of one run of pages, and moves `pass` behind them.
+    /// Calls `each` with the wanted records of the run of pages at `place`. `bytes` are its pages.
+    /// Moves `pass` to the first wanted row after the run.
     fn wanted_of_run(
         &self,
         place: RowLocation,
@@ -193,7 +194,8 @@ impl SegmentPages {
         ControlFlow::Continue(())
     }
 
-    /// Returns the pages to read from `first` on: those of wanted rows that are near each other.
+    /// Returns the number of pages to read together from `first`, the place of `row`. They include
+    /// the wanted rows after it that are near each other.
     fn pages_together(&self, first: RowLocation, mut row: u32, wanted: &RowSet) -> u32 {
         let mut end = first.page + first.pages;
         while let Some(next) = row.checked_add(1).and_then(|row| wanted.next_from(row))
@@ -266,10 +268,18 @@ pub(crate) struct PageCache {
     shares: bool,
 }
 
+/// First page of a cached run of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PageKey {
+    /// Id of the open file.
+    file: u64,
+    /// Offset in the file, in bytes.
+    offset: u64,
+}
+
 #[derive(Clone, Debug)]
 struct CachedPage {
-    /// Id of the open file, and offset in it.
-    key: (u64, u64),
+    key: PageKey,
     bytes: Vec<u8>,
 }
 
@@ -284,9 +294,11 @@ impl PageCache {
         PageCache { shares: true, ..PageCache::new(places) }
     }
 
+    /// Returns the bytes of `pages` pages from `key` on. Calls `read` to fill the buffer if they are
+    /// not cached.
     fn get(
         &mut self,
-        key: (u64, u64),
+        key: PageKey,
         pages: u32,
         read: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<&[u8]> {
@@ -294,7 +306,7 @@ impl PageCache {
         let place = if pages > 1 {
             &mut self.long
         } else {
-            &mut self.places[(key.1 / PAGE_BYTES as u64 % count) as usize]
+            &mut self.places[(key.offset / PAGE_BYTES as u64 % count) as usize]
         };
         if place.as_ref().is_none_or(|held| held.key != key) {
             let mut bytes = place.take().map_or_else(Vec::new, |held| held.bytes);
@@ -316,9 +328,9 @@ mod tests {
     fn a_page_cache_keeps_one_long_run() {
         let mut cache = PageCache::new(4);
         for first in 0..8_u64 {
-            let short = (1, first * PAGE_BYTES as u64);
+            let short = PageKey { file: 1, offset: first * PAGE_BYTES as u64 };
             assert_eq!(cache.get(short, 1, |_| Ok(())).unwrap().len(), PAGE_BYTES);
-            let long = (2, first * PAGE_BYTES as u64);
+            let long = PageKey { file: 2, ..short };
             let bytes = PAGES_MAX as usize * PAGE_BYTES;
             assert_eq!(cache.get(long, PAGES_MAX, |_| Ok(())).unwrap().len(), bytes);
         }
@@ -331,7 +343,7 @@ mod tests {
                 reads += 1;
                 Ok(())
             };
-            cache.get((3, 0), 1, read).unwrap();
+            cache.get(PageKey { file: 3, offset: 0 }, 1, read).unwrap();
         }
         assert_eq!(reads, 1);
     }
