@@ -102,7 +102,7 @@ fn style(root: &Path) -> Result<Vec<Complaint>> {
     Ok(complaints)
 }
 
-/// Directories under `crates/` that hold a crate, sorted.
+/// Returns the names of the directories under `crates/` that hold a crate, sorted.
 fn crate_names(root: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(root.join("crates"))? {

@@ -136,13 +136,13 @@ impl Panels {
         self.count
     }
 
-    /// Finds the nearest packed vector of each of `points`. Returns its index, the lowest of
+    /// Writes the nearest packed vector of each of `points` to `nearest`: its index, the lowest of
     /// equally near ones, and the squared distance minus the point's own squared length.
     ///
     /// # Panics
     /// If there are no vectors, or if `points` and `nearest` differ in their number of points.
     pub fn nearest(&self, points: &[f32], nearest: &mut [(u32, f32)]) {
-        assert!(self.count > 0, "nothing to be near to");
+        assert!(self.count > 0, "no packed vector");
         assert_eq!(points.len(), nearest.len() * self.dims, "points that do not fit their places");
         nearest.fill((0, f32::INFINITY));
         let squares = self.squares.as_chunks::<COLUMNS>().0;
@@ -171,8 +171,8 @@ impl Panels {
         });
     }
 
-    /// Calls `give(first point, first column, products of each point with the 16 columns)` for
-    /// every tile.
+    /// Calls `give` for every tile with its first point, its first column, and the products of each
+    /// of its points with the 16 columns.
     fn tiles(&self, points: &[f32], mut give: impl FnMut(usize, usize, &[[f32; COLUMNS]])) {
         assert!(points.len().is_multiple_of(self.dims), "points that are not whole");
         for (block, points) in points.chunks(ROWS_IN_CACHE * self.dims).enumerate() {
@@ -200,8 +200,10 @@ fn products_of_tile(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; 
     tile_scalar(rows, panel, dims, sums);
 }
 
-/// Updates each point's nearest vector with the columns of the panel that begins at `column`. The
-/// cost of a column is its squared length minus twice the product.
+/// Updates each point's nearest vector with the columns of the panel that begins at `column`.
+/// `tile` has the products of each point with these columns. `squares` are the squared lengths of
+/// the columns. `nearest` has the column and the cost of each point. The cost of a column is its
+/// squared length minus twice the product.
 fn take_nearer(
     tile: &[[f32; COLUMNS]],
     squares: &[f32; COLUMNS],
@@ -219,6 +221,8 @@ fn take_nearer(
     }
 }
 
+/// Updates the nearest vector of one point, as [`take_nearer`] does. `products` are those of the
+/// point with each column. `best` has the number and the cost of the nearest column so far.
 fn take_nearer_scalar(
     products: &[f32; COLUMNS],
     squares: &[f32; COLUMNS],

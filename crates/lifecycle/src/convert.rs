@@ -333,13 +333,17 @@ impl Drop for ConverterProcess {
 /// on a full pipe.
 struct StderrTail {
     end: Arc<Mutex<Vec<u8>>>,
+    /// Disconnects when the thread has read everything.
     closed: Receiver<()>,
 }
 
+/// Starts a thread that reads `pipe` to its end and keeps the last [`STDERR_BYTES_MAX`] bytes.
 fn follow_stderr(mut pipe: impl Read + Send + 'static) -> Result<StderrTail> {
-    let (end, (open, closed)) = (Arc::new(Mutex::new(Vec::new())), channel());
+    let end = Arc::new(Mutex::new(Vec::new()));
     let kept: Arc<Mutex<Vec<u8>>> = end.clone();
+    let (open, closed) = channel();
     let read = move || {
+        // Dropped when the thread ends, which disconnects `closed`.
         let _open: Sender<()> = open;
         let mut bytes = [0; STDERR_BYTES_MAX];
         while let Ok(count @ 1..) = pipe.read(&mut bytes) {

@@ -47,7 +47,11 @@ impl Unloader {
         let mut open = true;
         while open || !draining.is_empty() {
             open = open && !self.leave_rest.load(Ordering::Relaxed);
-            open = self.receive(retired, &mut draining, open);
+            if open {
+                open = self.receive(retired, &mut draining);
+            } else {
+                std::thread::sleep(DRAIN_POLL);
+            }
             draining = draining.into_iter().filter_map(|one| self.try_release(one)).collect();
             if self.abandon.load(Ordering::Relaxed) {
                 draining.drain(..).for_each(abandon);
@@ -55,18 +59,9 @@ impl Unloader {
         }
     }
 
-    /// Waits for the next retired version, or until the next check is due. Returns false if there
-    /// will be no more.
-    fn receive(
-        &self,
-        retired: &Receiver<Retired>,
-        draining: &mut Vec<Draining>,
-        open: bool,
-    ) -> bool {
-        if !open {
-            std::thread::sleep(DRAIN_POLL);
-            return false;
-        }
+    /// Waits for the next retired version, or until the next check of `draining` is due. Returns
+    /// false once the channel is closed.
+    fn receive(&self, retired: &Receiver<Retired>, draining: &mut Vec<Draining>) -> bool {
         let received = if draining.is_empty() {
             retired.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {

@@ -42,8 +42,8 @@ impl CpuGroup {
         let name = format!("{NAME}{}", std::process::id());
         let version_1 = Path::new(VERSION_1);
         let (limit, dirs, settings) = if version_1.join("cpu.cfs_quota_us").exists() {
-            // Processor time is counted in a hierarchy of its own, often by another name for the
-            // same one.
+            // In version 1, a separate hierarchy counts processor time. It is often another name
+            // of the hierarchy that limits the time.
             let account = Path::new(VERSION_1).with_file_name("cpuacct");
             let settings = [
                 ("cpu.cfs_period_us", format!("{PERIOD_US}")),

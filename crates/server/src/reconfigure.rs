@@ -154,7 +154,8 @@ impl ModelConfigurator {
         Ok(set)
     }
 
-    /// Asks `watch` for changes until `stopped` is true.
+    /// Reads the source of `watch` again in its interval, and at once after SIGHUP. Applies changes.
+    /// Returns once `stopped` is true.
     pub(crate) async fn follow(
         self: Arc<Self>,
         watch: ConfigWatch,
@@ -174,7 +175,8 @@ impl ModelConfigurator {
                 _ = reloads.hangups.recv() => true,
                 _ = stopped.wait_for(|stopped| *stopped) => return,
             };
-            // Before the first load is finished, the end of a reload would read as its end.
+            // Until the first load is finished, the service manager would take the end of a reload
+            // for the end of the first load.
             let notice =
                 (forced && self.lifecycle.settled()).then(|| Arc::new(reloads.manager.reloading()));
             let configurator = self.clone();

@@ -63,14 +63,19 @@ pub(crate) fn measure(
 /// The requests of one method.
 struct MethodLoad {
     method: RecordedMethod,
+    /// Recorded requests, as frames to send.
     shots: Arc<[Bytes]>,
-    /// One for each server.
+    /// Judge of the answers of each server. It compares them with the first answers of that server.
     judges: [Arc<dyn Judge>; 2],
     /// Time on one server in a round. It is the method's share by number of requests.
     duration: Duration,
 }
 
 impl MethodLoad {
+    /// Prepares the requests `calls` (indices into `records`), which all are of `method`.
+    ///
+    /// # Errors
+    /// The error of an answer in `comparison` that cannot be decoded.
     fn new(
         method: RecordedMethod,
         calls: &[usize],

@@ -38,8 +38,8 @@ pub fn trace_settings(rate: f64) -> TraceSettingValues {
     settings.into_iter().map(|(name, value)| (name.to_owned(), vec![value])).collect()
 }
 
-/// Returns the change that a client's `settings` request, if the part `current` of the requests is
-/// traced now.
+/// Returns the change that a client requests with `settings`. `current` is the part of the requests
+/// that is traced now, 0 to 1.
 ///
 /// # Errors
 /// `InvalidArgument` for a malformed value, an unknown setting, or a rate while traces are off.
@@ -79,7 +79,7 @@ pub fn changed_trace(current: f64, settings: &TraceSettingValues) -> Result<Trac
     })
 }
 
-/// Returns true for a level with traces, or `None` if the setting is cleared.
+/// Parses a level: true with traces, false without, `None` if the setting is cleared.
 fn level(values: &[String]) -> Result<Option<bool>> {
     let mut on = None;
     for value in values {
@@ -101,7 +101,7 @@ fn level(values: &[String]) -> Result<Option<bool>> {
     Ok(on)
 }
 
-/// Returns the number of requests for each traced one, or `None` if the setting is cleared.
+/// Parses a rate: one of so many requests is traced. Returns `None` if the setting is cleared.
 fn every(values: &[String]) -> Result<Option<f64>> {
     let Some(value) = values.first() else { return Ok(None) };
     match value.parse::<u32>() {

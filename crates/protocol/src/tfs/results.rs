@@ -126,7 +126,8 @@ pub fn classification(examples: usize, outputs: ClassOutputs<'_>) -> Result<Clas
     Ok(ClassificationResult { classifications: (0..examples).map(row).collect() })
 }
 
-/// Checks an output of a classification, and returns the number of classes.
+/// Checks the output `what` ("classes" or "scores") of a classification of `examples` examples, and
+/// returns the number of classes. If `flat` is true, an output without a second axis has one class.
 fn class_count(
     what: &str,
     output: &Tensor,

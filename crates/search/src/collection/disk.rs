@@ -76,8 +76,8 @@ impl DiskGuard {
         })
     }
 
-    /// Returns the reason why `needed` more bytes cannot be written, if 1 / `share` of the reserve
-    /// must stay free.
+    /// Returns the reason why `needed` more bytes cannot be written, or `None` if they can. The
+    /// part 1 / `share` of the reserve must stay free.
     fn lacks(&self, space: Space, needed: u64, share: u64) -> Option<String> {
         let reserve = self.reserve_of(space.total);
         if reserve == 0 {
@@ -120,11 +120,11 @@ impl Collection {
         self.disk.lacks(self.disk.space(&*self.medium, 0)?, 0, 1)
     }
 
-    /// Checks that there is room for changes. Deletes are allowed until half of the reserve is
-    /// used, because they make room.
+    /// Checks that there is room for changes. Changes that are all deletes may use half of the
+    /// reserve, because deletes make room.
     ///
     /// # Errors
-    /// `StorageFull` if less than the reserve is free.
+    /// `StorageFull` if less than the reserve is free, or less than half of it for deletes.
     pub(super) fn check_room(&self, ops: &[Op<'_>]) -> Result<()> {
         let bytes = |op: &Op<'_>| match op {
             Op::Delete(_) => 0,
@@ -136,7 +136,8 @@ impl Collection {
         let Some(space) = self.disk.space(&*self.medium, ops.iter().map(bytes).sum()) else {
             return Ok(());
         };
-        match self.disk.lacks(space, 0, if removals { 2 } else { 1 }) {
+        let share = if removals { 2 } else { 1 };
+        match self.disk.lacks(space, 0, share) {
             None => Ok(()),
             Some(why) => {
                 self.disk.refused.fetch_add(1, Ordering::Relaxed);
