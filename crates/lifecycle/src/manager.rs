@@ -57,7 +57,7 @@ const DEFER_PAUSE: Duration = Duration::from_millis(50);
 /// Time after which the first load counts as finished, even if a version without a manifest never
 /// stops changing.
 const FIRST_LOAD_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Most steps that one model takes at once; more than it could ever need.
+/// Maximum steps that one model takes at once. It never needs as many.
 const STEPS_MAX: usize = 4 * crate::source::VERSIONS_MAX;
 
 /// Settings for repeated tries of a load.

@@ -88,8 +88,8 @@ pub struct MachineArgs {
 pub struct BenchEnv {
     /// The `millpond` program to start as a server: usually this one.
     pub millpond: PathBuf,
-    /// File of `millpond`, so that all servers run the same build, even if an upgrade replaces it;
-    /// `None` to start the file at this path.
+    /// File of `millpond`. All servers run this build, even if an upgrade replaces the file. `None`
+    /// to start the file at this path.
     pub program: Option<ChildProgram>,
     /// Search for ONNX Runtime.
     pub onnxruntime: LibrarySearch,

@@ -33,7 +33,7 @@ pub struct TlsArgs {
     /// Private key of --cert (PEM) [default: it is in the file of --cert]
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
-    /// Flag or variable that `ca` comes from, for errors; `None` for the flag.
+    /// Flag or variable that `ca` comes from, for errors. `None` for the flag.
     #[arg(skip)]
     pub ca_source: Option<&'static str>,
 }
@@ -58,7 +58,7 @@ impl TlsArgs {
         }
     }
 
-    /// Returns the certificates of issuers; `None` for those of the system.
+    /// Returns the certificates of issuers, or `None` to use the system's.
     ///
     /// # Errors
     /// `InvalidArgument` if the file has no certificate in PEM form, or the error of the read.

@@ -20,7 +20,7 @@ pub(crate) struct GraphSide<'a> {
     pub(crate) stars: &'a [Star],
 }
 
-/// A pairing while it grows; reused from root to root.
+/// A pairing while it grows. It is reused from root to root.
 #[derive(Debug)]
 pub(crate) struct Pairing {
     pub(crate) pairs: Vec<Pair>,

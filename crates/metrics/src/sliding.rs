@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 /// Longest window of a [`SlidingHistogram`], in seconds.
 pub const WINDOW_SECONDS_MAX: usize = 60;
-/// Longest latency in microseconds (100 s); longer ones count as this.
+/// Longest latency in microseconds (100 s). Longer ones count as this one.
 const LATENCY_US_MAX: u64 = 100_000_000;
 /// Two significant digits, so a p999 is known to 1 %.
 const DIGITS: u8 = 2;

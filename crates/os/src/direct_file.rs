@@ -12,8 +12,9 @@ use base::{Error, Result};
 use crate::aligned_buffer::AlignedBuffer;
 use crate::regular_file::check_regular_file;
 
-/// Alignment of file offsets and buffers; lengths are rounded up to it. Covers devices with sectors
-/// of 512 bytes and of 4 KiB. A device with larger sectors refuses direct reads and writes.
+/// Alignment of file offsets and buffers in bytes. Lengths are rounded up to it. Covers devices
+/// with sectors of 512 bytes and of 4 KiB. A device with larger sectors refuses direct reads and
+/// writes.
 pub const DIRECT_ALIGNMENT: usize = 4096;
 
 /// A file read with O_DIRECT. If its file system refuses that, it is read through the page cache

@@ -22,7 +22,7 @@ const POINT_ID_BYTES_MAX: u64 = 64;
 const GROWTH: u64 = 3;
 /// Bytes of memory for each byte of a text or of a list of numbers: the growing value, and a copy.
 const CONTENT_GROWTH: u64 = 4;
-/// Deepest nesting; the decoder's own limit.
+/// Maximum nesting. It is also the limit of the decoder.
 const DEPTH_MAX: u32 = 100;
 
 /// Returns an upper bound of the bytes that decoding `message` as a `qdrant.NAME` allocates.

@@ -123,6 +123,6 @@ pub struct Batching {
 pub struct QueueLimits {
     /// Maximum waiting requests, or 0 for the server's limit.
     pub queue_max: u32,
-    /// Deadline of a request without its own; zero for the server's.
+    /// Deadline of a request that states none. Zero stands for the deadline of the server.
     pub timeout: Duration,
 }

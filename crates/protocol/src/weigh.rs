@@ -26,7 +26,7 @@ use crate::wire::{RANK_MAX, TENSORS_MAX, unreadable};
 /// An entry of the parameters of a load has at least five bytes on the wire. It has fewer than 160
 /// bytes in memory, and a growing map holds three times as many.
 pub const EXPANSION_MAX: u64 = 256;
-/// Deepest nesting of skipped groups; the decoder's own limit.
+/// Maximum nesting of skipped groups. It is also the limit of the decoder.
 const GROUPS_MAX: u32 = 100;
 /// Elements held for each element of a growing list. For a moment they are those of the old and of
 /// the new memory, 1 + 2.

@@ -13,7 +13,7 @@ const ITEMS_MAX: usize = u32::MAX as usize;
 /// Most bytes of a tensor that the server makes (a mask, a length, a padded input), for any number
 /// of received bytes.
 const MADE_BYTES_MAX: usize = 256 << 20;
-/// Limit for larger requests: bytes made, as a multiple of the bytes received.
+/// Maximum bytes made for a larger request, as a multiple of the bytes received.
 const GROWTH_MAX: usize = 4;
 
 /// Refuses a request whose items would become too many parts of at most `max_batch`.

@@ -15,7 +15,7 @@ const GUARDED_MAX: usize = 4096;
 /// handler is installed.
 static SYSTEM_PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// A guarded range of addresses; unused if `start` is 0.
+/// A guarded range of addresses. It is unused if `start` is 0.
 struct GuardedRange {
     start: AtomicUsize,
     end: AtomicUsize,

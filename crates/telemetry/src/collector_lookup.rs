@@ -9,8 +9,9 @@ use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, Error};
 
-/// Looks names up on a thread of its own, which limits the time. If no thread can be started, the
-/// calling thread looks the name up: ureq's resolver would panic, and end the thread that exports.
+/// Looks names up on a separate thread, which limits the time. If no thread can be started, the
+/// calling thread looks the name up. The resolver of ureq would panic then and end the thread that
+/// exports.
 #[derive(Debug)]
 struct CollectorLookup;
 

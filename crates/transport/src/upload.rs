@@ -72,7 +72,7 @@ pub enum UploadPieces {
     Raw(Box<BodyDataStream>),
     /// A field of a form is the file. The noun of [`UploadLimits`] belongs to it.
     Form(Box<Field<'static>>, &'static str),
-    /// The pieces; then the upload ends, or stalls if the flag is true.
+    /// Sends the pieces. Then the upload stalls if the flag is true, and ends otherwise.
     #[cfg(test)]
     Test(std::collections::VecDeque<Vec<u8>>, bool),
 }

@@ -33,7 +33,7 @@ const REQUESTS: usize = 64;
 const REQUESTS_BYTES: usize = 1 << 30;
 /// Minimum number of generated requests, however large they are.
 const REQUESTS_MIN: usize = 4;
-/// Reasons of failures that the table shows; the JSON has more.
+/// Maximum reasons of failures in the table. The JSON has more.
 const REASONS_SHOWN: usize = 4;
 /// Maximum size of a generated request in bytes.
 const REQUEST_BYTES_MAX: usize = 256 << 20;
@@ -151,8 +151,8 @@ struct BenchLoadReport {
     context: RunContext,
 }
 
-/// Counts every answer with a good status as right: the right answers of the caller's model are
-/// unknown.
+/// Counts every answer with a good status as right, because the right answers of the caller's model
+/// are not known.
 pub(crate) struct StatusOnly;
 
 impl Judge for StatusOnly {

@@ -7,8 +7,8 @@ use super::StoreMirror;
 use super::follower::{Follower, SyncContext};
 use crate::cache::{UnusedCache, unused_caches};
 
-/// Returns true if the copies of an unused cache must stay, because its store is configured and
-/// could not be opened, or because a version of it is in use.
+/// Returns true if the copies of an unused cache must stay. That is so if its store is configured
+/// and could not be opened, or if a version of it is in use.
 fn is_kept(cache: &UnusedCache, context: &SyncContext) -> bool {
     let models_dir = cache.models_dir();
     // The models of a store that was just removed may still serve.

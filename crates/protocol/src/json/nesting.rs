@@ -5,7 +5,8 @@ use smallvec::SmallVec;
 
 use crate::wire::RANK_MAX;
 
-/// The shape so far: the length of the closed lists at each depth, and the depth of the leaves.
+/// The shape that is known so far. It is the length of the closed lists at each depth, and the
+/// depth of the leaves.
 #[derive(Debug, Default)]
 pub(crate) struct Nesting {
     lengths: SmallVec<[Option<usize>; 8]>,

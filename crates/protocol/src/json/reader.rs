@@ -30,7 +30,7 @@ pub(crate) struct JsonReader<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberToken<'a> {
     pub(crate) text: &'a str,
-    /// True for a number without fraction and exponent; false for a bare token.
+    /// True for a number without fraction and exponent, false for a bare token.
     pub(crate) whole: bool,
 }
 

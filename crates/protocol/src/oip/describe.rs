@@ -122,7 +122,7 @@ fn dynamic_batching(batching: &Batching) -> ModelDynamicBatching {
     }
 }
 
-/// Returns the configuration's name of a type; `TYPE_INVALID` for types without one.
+/// Returns the configuration's name of a type, or `TYPE_INVALID` for a type without one.
 fn config_type(dtype: DType) -> DataType {
     match dtype {
         DType::Bool => DataType::TypeBool,

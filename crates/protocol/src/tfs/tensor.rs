@@ -13,8 +13,8 @@ use crate::wire;
 /// Decodes a tensor. `tensor_content` is shared, not copied.
 ///
 /// # Errors
-/// `InvalidArgument` if there is no type, or if the elements do not match type and shape;
-/// `Unimplemented` for types that Millpond does not have; `TooLarge` if repeating the last value
+/// `InvalidArgument` if there is no type, or if the elements do not match type and shape.
+/// `Unimplemented` for types that Millpond does not have. `TooLarge` if repeating the last value
 /// takes too much memory.
 pub fn decode_tensor(name: &str, message: TensorProto) -> Result<Tensor> {
     decode_within(name, message, &mut FillBudget::default())

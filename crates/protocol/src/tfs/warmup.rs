@@ -21,7 +21,7 @@ use crate::tensorflow::serving::{
     PredictionLog, RegressLog,
 };
 
-/// Maximum records of one file; TensorFlow Serving's limit.
+/// Maximum records of one file, as in TensorFlow Serving.
 pub const RECORDS_MAX: usize = 1000;
 
 const LENGTH_BYTES: usize = 8;

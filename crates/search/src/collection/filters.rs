@@ -217,7 +217,7 @@ pub(super) fn set_bytes(segment: &Segment) -> u64 {
     u64::from(segment.rows().div_ceil(64)) * 8
 }
 
-/// Parses a payload; `None` if it is not JSON.
+/// Parses a payload. Returns `None` if it is not JSON.
 fn value_of(bytes: &[u8]) -> Option<Value> {
     if bytes.is_empty() { Some(Value::Null) } else { serde_json::from_slice(bytes).ok() }
 }

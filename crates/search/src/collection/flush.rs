@@ -227,7 +227,7 @@ impl Collection {
         published
     }
 
-    /// Writes a segment; removes the file after an error. `spare` is memory for the payload index,
+    /// Writes a segment. Removes the file after an error. `spare` is memory for the payload index,
     /// in addition to the working memory of every segment.
     pub(super) fn write_segment(
         &self,

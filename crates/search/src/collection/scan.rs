@@ -16,7 +16,7 @@ use super::slice_progress::SliceProgress;
 pub const SLICE_MAX: Duration = Duration::from_millis(40);
 /// Maximum time of a pass without a deadline of its own.
 const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
-/// Maximum rows of a turn: after it, a pass checks the time and the thread yields.
+/// Maximum rows of a turn. After a turn, a pass checks the time and its thread yields.
 const ROWS_A_TURN: u32 = 512;
 /// Time after which a turn ends early. A row can take long, because a filter may have many
 /// conditions on a long text.

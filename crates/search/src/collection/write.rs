@@ -43,8 +43,8 @@ const LOGS_MAX: usize = 16;
 /// Minimum length of a log before a new one is started, however small a memtable is.
 const LOG_BYTES_MIN: u64 = 64 << 10;
 
-/// Changes that are in memory and in the log, but not durable yet: the logs, and the number of the
-/// last change in each.
+/// Changes that are in memory and in the log, but not durable yet. Each entry has a log and the
+/// number of its last change.
 #[must_use = "changes that are not committed may be lost"]
 pub struct Applied(Vec<(Arc<Log>, u64)>);
 

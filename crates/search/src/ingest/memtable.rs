@@ -60,8 +60,8 @@ pub(crate) struct RowBlock {
 }
 
 impl RowBlock {
-    /// Builds the block's sketch, which lets queries skip most rows. Optional; takes a fraction of
-    /// a millisecond.
+    /// Builds the block's sketch, which lets queries skip most rows. A block without a sketch is
+    /// read whole. Takes a fraction of a millisecond.
     pub(crate) fn sketch(&self) {
         self.sketch.get_or_init(|| BlockSketch::of(&self.rows));
     }
@@ -103,7 +103,7 @@ impl IdTable {
 pub(crate) struct MemtablePage<'a> {
     /// Live rows.
     pub(crate) rows: Vec<&'a Arc<MemtableRow>>,
-    /// Id to continue with; `None` after the last one.
+    /// Id to continue with, or `None` after the last one.
     pub(crate) next: Option<u64>,
 }
 

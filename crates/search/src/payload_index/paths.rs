@@ -12,7 +12,7 @@ pub(super) enum PathValue<'a> {
     Scalar(&'a Value),
     /// Object, or list inside a list.
     Other,
-    /// Null, or null in a list; no value for conditions.
+    /// Null, or null in a list. Conditions see no value.
     Null,
 }
 

@@ -158,8 +158,9 @@ impl IndexDirectory {
     }
 }
 
-/// Returns the offset of the places of the bitmaps; `None` if `trailer`, the bytes before the
-/// directory at `directory`, is not their end, as in segments of older programs.
+/// Returns the offset of the places of the bitmaps. `trailer` are the bytes before the directory at
+/// `directory`. Returns `None` if they are not the end of such places, as in segments of older
+/// programs.
 pub(super) fn decode_trailer(trailer: &[u8], directory: u64) -> Option<u64> {
     let mut rest = trailer.strip_prefix(&MAGIC)?;
     let version = take_u64(&mut rest)?;

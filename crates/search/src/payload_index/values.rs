@@ -24,7 +24,7 @@ pub(crate) enum ValueCounts {
     Complete,
     /// All values but the long texts of these rows were counted.
     WithoutLongTexts(RowSet),
-    /// Nothing was counted: the field has no index, or reading payloads costs less.
+    /// Nothing was counted, because the field has no index or reading payloads costs less.
     Undecided,
 }
 

@@ -25,7 +25,7 @@ pub(crate) mod kind {
     pub(crate) const CHECKS: u32 = 9;
     /// Index of the edges of fingerprints, [`matching::index::EdgeIndex`]. Optional.
     pub(crate) const EDGES: u32 = 10;
-    /// Payload index; segments of older programs have none.
+    /// Payload index. Segments of older programs have none.
     pub(crate) const PAYLOAD_INDEX: u32 = 11;
     /// First kind of the coarse index.
     pub(crate) const COARSE_FIRST: u32 = 0x100;

@@ -54,13 +54,13 @@ pub fn session_of(headers: &HeaderMap) -> Option<SessionId> {
     })
 }
 
-/// Returns the keys that a request shows: in `api-key` and as a bearer token.
+/// Returns the keys of a request: the header `api-key`, and the bearer token.
 fn shown_keys(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let own = headers.get(API_KEY).map(HeaderValue::as_bytes);
     own.into_iter().chain(credentials(headers, b"bearer "))
 }
 
-/// Returns the password of a client that sends a user and a password: the key.
+/// Returns the password of a client that sends a user and a password. The password is the key.
 fn basic_password(headers: &HeaderMap) -> Option<Vec<u8>> {
     use base64::Engine as _;
     let text = credentials(headers, b"basic ")?;

@@ -118,8 +118,8 @@ impl<'a> PayloadReader<'a> {
     }
 }
 
-/// Returns the texts of which a matching payload has one, in quotation marks; `None` if it may
-/// have others.
+/// Returns texts in quotation marks of which each matching payload has at least one. Returns `None`
+/// if a matching payload may have none of them.
 fn texts_of(matching: &Match) -> Option<Vec<Finder<'static>>> {
     let values = match matching {
         Match::Value(value) => std::slice::from_ref(value),
@@ -133,7 +133,7 @@ fn texts_of(matching: &Match) -> Option<Vec<Finder<'static>>> {
     values.iter().map(finder).collect()
 }
 
-/// Members of an object by their names; others are skipped.
+/// Members of an object by their names. Other members are skipped.
 struct PayloadMembers<'n>(&'n [&'n str]);
 
 impl<'de> DeserializeSeed<'de> for PayloadMembers<'_> {

@@ -59,7 +59,7 @@ impl BlockKey {
 pub(super) struct CachedBlock {
     start: u64,
     bytes: Box<[u8]>,
-    /// Bytes used; less than the buffer in the last block of a file.
+    /// Bytes used. They are fewer than the buffer has in the last block of a file.
     filled: usize,
     /// Bit for each page with a verified record at its start.
     checked: AtomicU64,
@@ -94,7 +94,7 @@ impl CachedBlock {
 pub(super) enum BlockLookup {
     /// Cached block.
     Here(Arc<CachedBlock>),
-    /// Not cached; should be read.
+    /// The block is not cached and should be read.
     Fill,
     /// Not cached.
     Absent,

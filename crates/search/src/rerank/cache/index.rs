@@ -8,7 +8,7 @@ const FREE: u32 = u32::MAX;
 /// get slower (Knuth, The Art of Computer Programming 3, 6.4, algorithm R).
 #[derive(Debug)]
 pub(super) struct RecordIndex {
-    /// Hash and position; a power of two of them.
+    /// Hash and position of each entry. The length is a power of two.
     slots: Box<[(u32, u32)]>,
     used: usize,
 }
