@@ -29,6 +29,7 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
     CRATES.iter().try_for_each(|folder| run_in(root, folder, check))
 }
 
+/// Generates the code of `krate`. With `check`, compares it with the files instead of writing them.
 fn run_in(root: &Path, krate: &str, check: bool) -> Result<()> {
     let wanted = generate(&root.join(krate).join("proto"), krate == DESCRIBED)?;
     let shown = format!("{krate}/src/generated");

@@ -237,6 +237,8 @@ fn take_nearer_scalar(
     }
 }
 
+/// Adds the products of each row with the columns of `panel` to `sums[row]`. Rows have `dims`
+/// values.
 fn tile_scalar(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; COLUMNS]; ROWS]) {
     for (row, sums) in rows.chunks_exact(dims).zip(sums) {
         for (value, columns) in row.iter().zip(panel.as_chunks::<COLUMNS>().0) {

@@ -52,6 +52,8 @@ pub fn dot_block(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
     dot_block_at(cpu::level(), queries, rows, dims, out);
 }
 
+/// Writes the inner product of each of `queries` with each of `rows` to `out[query * rows + row]`.
+/// Vectors have `dims` values.
 fn dot_block_at(level: SimdLevel, queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
     assert!(
         dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),

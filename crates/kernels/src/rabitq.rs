@@ -112,6 +112,8 @@ pub fn scan(
     scan_at(cpu::level(), table, codes, factors, gate, bounds)
 }
 
+/// Writes the lower bounds of the costs of one block to `bounds`. Returns a mask with a bit for
+/// each row that passes `gate`.
 #[inline]
 fn scan_at(
     level: SimdLevel,

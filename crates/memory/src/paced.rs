@@ -36,6 +36,8 @@ pub struct PacedReader {
 }
 
 impl PacedReader {
+    /// Opens `path`. `direct` requests reads past the page cache (O_DIRECT). Once `stop` is true,
+    /// reads fail.
     pub(crate) fn open(
         store: Arc<ParameterStore>,
         path: &Path,

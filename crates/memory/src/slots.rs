@@ -138,7 +138,8 @@ impl SlotMap {
         Some(slot)
     }
 
-    /// Ends [`begin_prefault`](Self::begin_prefault), with or without success.
+    /// Ends [`begin_prefault`](Self::begin_prefault), with or without success. `backed` is true if
+    /// the slot has memory now.
     pub(crate) fn end_prefault(&mut self, slot: usize, backed: bool) {
         debug_assert_eq!(self.slots[slot], Slot::Prefaulting);
         self.mark(slot..slot + 1, if backed { Slot::Free } else { Slot::Unbacked });

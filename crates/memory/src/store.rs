@@ -296,6 +296,8 @@ struct RegionReader<'a> {
 }
 
 impl<'a> RegionReader<'a> {
+    /// Opens `path` to read `chunks`, which must lie in the file. `direct` requests reads past the
+    /// page cache (O_DIRECT).
     fn open(
         path: &'a Path,
         direct: bool,

@@ -253,8 +253,8 @@ impl TfsMetrics {
         }
     }
 
-    /// Counts a request by `protocol` that was passed to the request log, or dropped. Other
-    /// protocols do not count.
+    /// Counts a request by `protocol` that was passed to the request log, or dropped if
+    /// `is_dropped` is true. Other protocols do not count.
     pub fn count_logged(&self, model: &Arc<str>, protocol: &str, is_dropped: bool) {
         if entrypoint(protocol).is_some() {
             let status_code = code(if is_dropped { "resource_exhausted" } else { "ok" });

@@ -86,7 +86,8 @@ struct SameKeyRequests {
 }
 
 impl ModelQueue {
-    /// Returns the next batch for a free worker, out of `workers`.
+    /// Returns the next batch for a free worker, out of `workers`. If `closed` is true, no batch
+    /// lingers for more requests.
     pub(crate) fn next(&mut self, now: Instant, workers: usize, closed: bool) -> Next {
         if self.runs_enough(workers) {
             return Next::Nothing;

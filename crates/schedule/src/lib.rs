@@ -289,6 +289,7 @@ pub fn run_joined(
     run::run_joined(servable, requests, outputs)
 }
 
+/// Runs batches until the dispatch is closed. `pin` ties the thread to the core `worker`.
 fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     if pin && let Err(error) = os::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");

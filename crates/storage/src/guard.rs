@@ -44,6 +44,8 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
+    /// Guards the `bytes` bytes of a mapping at the address `start`. `writable` is true if the
+    /// mapping can be written.
     pub(crate) fn new(start: usize, bytes: usize, writable: bool) -> Guard {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);

@@ -32,6 +32,7 @@ impl Mapping {
         Mapping::new(file, bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
     }
 
+    /// Maps the first `bytes` bytes of `file` with these arguments of mmap, and guards them.
     fn new(file: &File, bytes: usize, protection: i32, flags: i32) -> io::Result<Mapping> {
         // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
         let start =

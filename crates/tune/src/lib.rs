@@ -272,7 +272,8 @@ fn resumable(error: Error, state: &Path) -> Error {
     }
 }
 
-/// Prints the change of the settings file, and makes it.
+/// Prints the change of the settings file, and makes it. `within` is true if the settings meet the
+/// target.
 fn put(args: &TuneArgs, subject: &TuneSubject, settings: &str, within: bool) -> Result<()> {
     let path = subject.dir.join(write::MODEL_FILE);
     let difference = write::difference(&subject.text, settings);

@@ -81,6 +81,8 @@ impl Prober<'_, '_> {
         self.journal.spent() >= self.limit_s
     }
 
+    /// Measures `point` with so many clients for `time`, or returns the measurement from the
+    /// journal.
     fn slice(
         &mut self,
         stage: &str,

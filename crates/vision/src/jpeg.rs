@@ -136,6 +136,8 @@ pub(crate) fn announced(bytes: &[u8]) -> Option<Announced> {
     }
 }
 
+/// Parses the size from the header of a frame. A file with `several_scans` keeps the coefficients
+/// of all its blocks in memory.
 fn frame_size(frame: &[u8], several_scans: bool, file_bytes: u64) -> Option<Announced> {
     let (height, width) = (be16(frame, 1)?, be16(frame, 3)?);
     let components = usize::from(*frame.get(5)?);

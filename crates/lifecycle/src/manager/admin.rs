@@ -249,7 +249,8 @@ impl Model {
         }
     }
 
-    /// Returns the versions that `spec` requests, or `None` while they are not known yet.
+    /// Returns the versions that `spec` requests, or `None` while they are not known yet. With
+    /// `may_wait`, versions whose files still change may complete. Without it, they are errors.
     fn targets(&mut self, spec: &LoadSpec, may_wait: bool) -> Result<Option<BTreeSet<u64>>> {
         let targets = match spec.version {
             Some(number) => {
@@ -298,6 +299,7 @@ impl Model {
     }
 
     /// Pins a version that an administrator named. Returns false while its files still change.
+    /// Without `may_wait`, such files are an error.
     fn pin(&mut self, number: u64, may_wait: bool) -> Result<bool> {
         let name = self.name.clone();
         let problem = self.source_error.as_ref().or(self.unfinished.as_ref());
@@ -374,7 +376,8 @@ impl Model {
 }
 
 impl Version {
-    /// Returns true if its files can be loaded, and false while they still change.
+    /// Returns true if its files can be loaded, and false while they still change. Without
+    /// `may_wait`, such files are an error.
     fn complete(&self, number: u64, may_wait: bool) -> Result<bool> {
         let wrong = |reason: &str| Err(Error::precondition(format!("version {number}: {reason}")));
         match self.disk.as_ref().map(|disk| &disk.found) {

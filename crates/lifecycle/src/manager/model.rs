@@ -289,6 +289,8 @@ impl Version {
 }
 
 impl Model {
+    /// Creates a model without versions. `converts` is true if foreign files can be converted for
+    /// it.
     pub(crate) fn new(config: ModelConfig, entry: Arc<CatalogEntry>, converts: bool) -> Model {
         Model {
             name: config.name.clone(),

@@ -170,8 +170,8 @@ impl MissingCopy {
     }
 }
 
-/// Returns the time to the next try. A store that fails has up to a minute to recover, because the
-/// last failure ends the server.
+/// Returns the time to the next try. `failed` is true if the last try failed. The store then has up
+/// to a minute to recover, because the last failure ends the server.
 fn pause_after(failed: bool, poll: Duration) -> Duration {
     poll.clamp(PAUSE_MIN, if failed { FAILURE_PAUSE_MAX } else { PAUSE_MAX })
 }

@@ -121,7 +121,7 @@ impl<L: ElementReader + 'static> Column for TypedColumn<L> {
 /// A number that can be parsed from JSON text.
 trait Number: Element {
     /// Parses a number. Returns `None` if the text is not a value of this type. An integer may have
-    /// a fraction of zeros.
+    /// a fraction of zeros. `whole` is true if the text has neither fraction nor exponent.
     fn parse(text: &str, whole: bool) -> Option<Self>;
 
     /// Parses a number as TensorFlow Serving does. A finite number out of range becomes infinite if

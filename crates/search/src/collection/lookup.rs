@@ -311,6 +311,8 @@ fn memtable_point(row: &MemtableRow, parts: PointParts) -> StoredPoint {
     }
 }
 
+/// Reads the requested parts of a point from `row` of a segment. `records` and `payloads` keep the
+/// last pages that the caller has read.
 fn segment_point(
     id: u64,
     view: &SegmentView,

@@ -136,7 +136,7 @@ impl FirstPoints {
         })
     }
 
-    /// Returns the points in their order.
+    /// Returns the points in their order. `partial` is true if points may be missing.
     fn into_points(self, partial: bool) -> OrderedPoints {
         let points = self.heap.into_sorted_vec().into_iter();
         let points =

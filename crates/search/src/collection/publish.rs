@@ -152,6 +152,8 @@ impl Collection {
         Ok(())
     }
 
+    /// Writes the deletes of the segment with the UUID `segment` to `file`. Removes the file after
+    /// an error.
     fn write_deletes(
         &self,
         file: CollectionFile,

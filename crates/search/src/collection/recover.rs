@@ -119,6 +119,8 @@ impl Collection {
         Ok(collection)
     }
 
+    /// Writes the first list of segments after an opening. A full disk is an error only for a new
+    /// collection.
     fn publish_first(&self, is_new: bool) -> Result<()> {
         match self.publish() {
             // The collection can be read without it, and the next flush publishes.

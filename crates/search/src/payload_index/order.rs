@@ -73,7 +73,8 @@ pub(crate) struct OrderRange {
 }
 
 impl OrderRange {
-    /// Returns the range that begins with `from`, or with the first value.
+    /// Returns the range from `from` to the last value, or to the first one if `descending` is
+    /// true. Without `from`, it has all values.
     pub(crate) fn new(descending: bool, from: Option<OrderKey>) -> OrderRange {
         let lowest = OrderKey::Number(NumberKey::float(f64::NEG_INFINITY));
         let highest = OrderKey::Date(i64::MAX);

@@ -310,7 +310,8 @@ impl PayloadIndex {
         Ok(())
     }
 
-    /// Returns the position in the field's list of the first value that is not before `bound`.
+    /// Returns the position in the field's list of the first value that is not before `bound`, or
+    /// of the first value after it if `after` is true.
     ///
     /// # Errors
     /// As [`PayloadIndex::entries`].

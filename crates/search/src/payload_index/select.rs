@@ -232,7 +232,8 @@ struct Matched {
 }
 
 impl FieldReader<'_> {
-    /// Returns `None` for a condition that the index cannot decide.
+    /// Returns the rows that meet a condition, or `None` if the index cannot decide it.
+    /// `elements_only` is true if the path stands for elements of lists only.
     fn condition(
         &self,
         condition: &Condition,

@@ -160,6 +160,7 @@ impl PayloadIndex {
         Ok(true)
     }
 
+    /// Counts the rows of `allow` with each of `entries`, and passes counts above 0 to `visitor`.
     fn count_entries(
         &self,
         file: &dyn Sealed,

@@ -38,7 +38,8 @@ pub struct RestoringCollection {
 }
 
 impl RestoringCollection {
-    /// Creates the temporary directory. `bytes` is the length of all files together.
+    /// Creates the temporary directory. `bytes` is the length of all files together. `replaces` is
+    /// true if an existing collection `name` is to be replaced.
     pub(super) fn begin(
         core: &Arc<RegistryCore>,
         name: &str,
@@ -154,7 +155,8 @@ impl RegistryCore {
         copy.finish(&list)
     }
 
-    /// Checks that `name` can be given to a restored collection.
+    /// Checks that `name` can be given to a restored collection. A collection of this name may
+    /// exist if `replaces` is true.
     fn check_free(&self, name: &str, replaces: bool) -> Result<()> {
         files::check_name(name)?;
         let map = self.map.read();

@@ -41,7 +41,7 @@ impl CacheLookups {
                 && self.hits.powi(records as i32) >= LOOKUP_COST * records as f32)
     }
 
-    /// Records the result of a lookup of a single record.
+    /// Updates the share of records that are cached, after a lookup of a single record.
     pub(super) fn learn(&mut self, hit: bool) {
         self.hits += (f32::from(u8::from(hit)) - self.hits) / MEMORY;
     }
@@ -56,7 +56,8 @@ pub(super) struct Reads {
 }
 
 impl Reads {
-    /// Adds a read and returns its tag.
+    /// Adds a read and returns its tag. `looked_up` is true if the record cache was searched
+    /// before.
     pub(super) fn begin(
         &mut self,
         flight: u64,

@@ -242,6 +242,7 @@ fn write_index(file: &mut SegmentFileWriter<'_>, index: PayloadIndexBuilder<'_>)
     file.end()
 }
 
+/// Writes the embeddings of `order`, rows of the source in the order of the segment.
 fn write_vectors(
     file: &mut SegmentFileWriter<'_>,
     settings: &SegmentSettings,

@@ -74,6 +74,8 @@ impl<'a> SegmentFileWriter<'a> {
         self.start(kind, false);
     }
 
+    /// Starts a section at the end of the file. `checked` is true if it has a checksum for each
+    /// page.
     fn start(&mut self, kind: u32, checked: bool) {
         let offset = self.writer.bytes();
         let first_check = self.checks.len() as u64;

@@ -484,6 +484,8 @@ impl Debug for Segment {
     }
 }
 
+/// Opens the coarse index, and checks that it is the index of this segment. `on_medium` leaves its
+/// codes on the medium.
 fn open_index(
     contents: &SegmentContents,
     file: &dyn Sealed,

@@ -42,6 +42,7 @@ pub(super) struct SegmentPages {
 }
 
 impl SegmentPages {
+    /// Opens the pages of the section kind `pages`, whose row map is the section kind `map`.
     pub(super) fn open(
         contents: &SegmentContents,
         file: &dyn Sealed,

@@ -118,6 +118,7 @@ async fn change_model(
     Reply::of(changed.await)
 }
 
+/// Changes the trace settings of `model` as an admin call. An empty name stands for the server.
 async fn change_settings(
     state: &ModelsState,
     model: &str,

@@ -83,6 +83,9 @@ fn extrema(index: usize, octave: &Octave, found: &mut Vec<Keypoint>) {
     }
 }
 
+/// Returns true if `value`, at the index `at` of the middle plane, is a maximum (if positive) or a
+/// minimum among its 26 neighbours. `around` are the planes of one scale below, of this one, and of
+/// one above.
 fn is_extremum(around: [&Vec<f32>; 3], at: usize, width: usize, value: f32) -> bool {
     let beats = |other: f32| if value > 0.0 { value >= other } else { value <= other };
     // Its own level first: most candidates fail there.
@@ -132,6 +135,8 @@ fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Extremum> 
 }
 
 impl Extremum {
+    /// Converts the extremum at (x, y) of this octave and level to a keypoint in pixels of the
+    /// image.
     fn keypoint(&self, octave: usize, level: usize, x: f32, y: f32) -> Keypoint {
         let grown = (1_u32 << octave) as f32;
         let whole = (0..level).fold(SIGMA, |sigma, _| sigma * STEP);

@@ -18,7 +18,7 @@ pub(super) struct LineSpan {
 
 impl LineSpan {
     /// Returns the halves, the left or upper one first. The low-pass half has the middle one of an
-    /// odd number of positions.
+    /// odd number of positions. It is the second half if the order is `reversed`.
     fn halves(self, reversed: bool) -> [LineSpan; 2] {
         let first = if reversed { self.length / 2 } else { self.length.div_ceil(2) };
         [
@@ -65,6 +65,7 @@ impl Band {
     }
 }
 
+/// Returns the low-pass half first. It is the second one if the order is `reversed`.
 fn low_first([first, second]: [LineSpan; 2], reversed: bool) -> [LineSpan; 2] {
     if reversed { [second, first] } else { [first, second] }
 }

@@ -215,6 +215,7 @@ fn read_shape(reader: &mut JsonReader<'_>) -> Result<SmallVec<[i64; 6]>> {
     Ok(shape)
 }
 
+/// Reads the elements of the input `name` in any nesting.
 fn read_data(
     reader: &mut JsonReader<'_>,
     name: &str,

@@ -54,6 +54,8 @@ impl BlockShard {
         FrequencySketch::footprint(blocks * COUNTERS) + blocks * ENTRY
     }
 
+    /// Looks a block up, and counts the access. `may_fill` is true if the caller can read a missing
+    /// block into the cache.
     pub(super) fn lookup(&mut self, key: BlockKey, hash: u64, may_fill: bool) -> BlockLookup {
         self.sketch.count(hash);
         if let Some((_, block)) = self.places.get(&key).and_then(|&at| self.held.get(at)) {
