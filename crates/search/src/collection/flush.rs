@@ -221,7 +221,7 @@ impl Collection {
         let view = SegmentView::new(segment, Arc::new(deletes));
         live.flushed(Some(SegmentSlot { number, uuid, rows, content: SegmentContent::Open(view) }));
         drop(live);
-        self.count_piled();
+        self.update_merge_backlog();
         let published = self.publish();
         wait_for_last_references([&memtable]);
         published

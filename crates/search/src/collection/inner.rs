@@ -93,7 +93,7 @@ pub struct Collection {
     /// Time from a full memtable to its segment, measured while writers wait.
     pub(super) flush_time: Mutex<Duration>,
     /// Segments of similar size that wait to be merged.
-    pub(super) piled: AtomicUsize,
+    pub(super) merge_backlog: AtomicUsize,
     /// Work that makes searches faster.
     pub(super) optimizer: OptimizerState,
     /// True while only the thread of ordinary priority merges.

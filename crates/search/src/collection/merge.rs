@@ -62,7 +62,7 @@ struct SegmentSize {
 }
 
 /// Returns true if a segment has lost so many rows, or codes, that it is rewritten.
-fn is_worn(size: &SegmentSize, merging: &Merging) -> bool {
+fn needs_rewrite(size: &SegmentSize, merging: &Merging) -> bool {
     size.has_damaged_codes
         || f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share
 }
@@ -70,7 +70,7 @@ fn is_worn(size: &SegmentSize, merging: &Merging) -> bool {
 /// Chooses the segments to rewrite as one: one that has lost many rows or codes, or several of
 /// similar size, small ones first. `rows_max` limits the live rows of the result.
 fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec<SegmentSize>> {
-    let worn = |size: &&SegmentSize| is_worn(size, merging) && size.live <= rows_max;
+    let worn = |size: &&SegmentSize| needs_rewrite(size, merging) && size.live <= rows_max;
     if let Some(size) = sizes.iter().find(worn) {
         return Some(vec![*size]);
     }
@@ -101,7 +101,7 @@ fn is_similar(smallest: u32, live: u32, factor: u32) -> bool {
 
 /// Returns the largest number of segments of similar size that wait to be merged. Segments that are
 /// too large to be merged do not count.
-fn piled(sizes: &[SegmentSize], merging: &Merging) -> usize {
+fn merge_backlog(sizes: &[SegmentSize], merging: &Merging) -> usize {
     let factor = merging.fan_in.max(2) as u32;
     let mut live: Vec<u32> = sizes
         .iter()
@@ -120,8 +120,8 @@ fn piled(sizes: &[SegmentSize], merging: &Merging) -> usize {
 /// be paced. Returns false if a segment has lost many rows or codes, since that segment is
 /// rewritten first.
 fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
-    !sizes.iter().any(|size| is_worn(size, merging))
-        && piled(sizes, merging) >= BEHIND * merging.fan_in
+    !sizes.iter().any(|size| needs_rewrite(size, merging))
+        && merge_backlog(sizes, merging) >= BEHIND * merging.fan_in
 }
 
 /// Place of a row of the source in one of the merged segments.
@@ -295,7 +295,7 @@ impl Collection {
             let _runs = RaisedFlag::raise(&self.optimizer.merge_runs);
             self.merge_segments(&chosen, views.clone(), urgency)
         };
-        self.count_piled();
+        self.update_merge_backlog();
         if outcome.is_err() && !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
@@ -341,15 +341,15 @@ impl Collection {
 
     /// Counts the segments that wait to be merged, after a flush or a merge. The count is 0 if the
     /// next merge has no memory, because slower writes would not help that merge.
-    pub(super) fn count_piled(&self) {
+    pub(super) fn update_merge_backlog(&self) {
         let damaged = self.merging.try_lock();
         let runs = damaged.is_none();
         let sizes = self.mergeable(&self.state(), damaged.as_deref().unwrap_or(&BTreeSet::new()));
         let merging = &self.options.merging;
-        let can_go_on =
+        let can_continue =
             runs || choose(&sizes, merging, self.rows_max(self.budget.free())).is_some();
-        let count = if can_go_on { piled(&sizes, merging) } else { 0 };
-        self.piled.store(count, Ordering::Relaxed);
+        let count = if can_continue { merge_backlog(&sizes, merging) } else { 0 };
+        self.merge_backlog.store(count, Ordering::Relaxed);
     }
 
     /// Returns true while searches will soon be faster. Then points are being flushed, segments are
@@ -573,12 +573,12 @@ mod tests {
 
     #[test]
     fn similar_segments_pile_up() {
-        let piled = |live: &[u32]| piled(&sizes(live), &Merging::default());
-        assert_eq!((piled(&[]), piled(&[10])), (0, 1));
-        assert_eq!(piled(&[10, 900, 11, 10, 12]), 4);
-        assert_eq!(piled(&[10, 10, 100, 100, 100, 10_000]), 3);
+        let merge_backlog = |live: &[u32]| merge_backlog(&sizes(live), &Merging::default());
+        assert_eq!((merge_backlog(&[]), merge_backlog(&[10])), (0, 1));
+        assert_eq!(merge_backlog(&[10, 900, 11, 10, 12]), 4);
+        assert_eq!(merge_backlog(&[10, 10, 100, 100, 100, 10_000]), 3);
         let large = Merging::default().rows_max;
-        assert_eq!(piled(&[large; 9]), 0, "they are never merged");
+        assert_eq!(merge_backlog(&[large; 9]), 0, "they are never merged");
     }
 
     #[test]

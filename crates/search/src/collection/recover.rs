@@ -97,7 +97,7 @@ impl Collection {
             events: resources.events.clone(),
             stall: resources.stall.clone(),
             flush_time: Mutex::new(first_flush_time(resources.memtable_bytes)),
-            piled: AtomicUsize::new(0),
+            merge_backlog: AtomicUsize::new(0),
             optimizer: OptimizerState { first_new_file, ..OptimizerState::default() },
             merging_escalated: AtomicBool::new(false),
             stop: AtomicBool::new(false),

@@ -27,13 +27,13 @@ const MARGIN: f64 = 1.5;
 /// Writes are slowed down from this many times `fan_in` segments of similar size that wait to be
 /// merged. A query searches each of them, and their centres and ids take memory. Fewer waiting
 /// segments do not slow writes. They are merged after a bulk load.
-const PILED_MIN: usize = 32;
-/// That minimum grows by one duration of a flush for each `PILED_STEP * fan_in` segments beyond
+const BACKLOG_MIN: usize = 32;
+/// That minimum grows by one duration of a flush for each `BACKLOG_STEP * fan_in` segments beyond
 /// these.
-const PILED_STEP: usize = 4;
+const BACKLOG_STEP: usize = 4;
 /// Maximum of that growth, in durations of a flush. Merging a row until its segment is large takes
 /// several times the time of flushing it.
-const PILED_MARGIN_MAX: f64 = 8.0;
+const BACKLOG_MARGIN_MAX: f64 = 8.0;
 /// Longest slowdown of one change.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
 /// Retry delay for a write that found no room.
@@ -121,23 +121,23 @@ impl Collection {
     /// and few segments wait to be merged.
     fn next_write(&self) -> Option<Instant> {
         let flush_time = *self.flush_time.lock();
-        let piled = self.piled_margin();
+        let backlog = self.backlog_margin();
         let live = self.live.lock();
-        if live.state.memtables.len() <= FROZEN_MAX && piled == 0.0 {
+        if live.state.memtables.len() <= FROZEN_MAX && backlog == 0.0 {
             return None;
         }
         let memtable = live.active();
         let filled = memtable.bytes() as f64 / self.memtable_bytes.max(1) as f64;
-        Some(memtable.begun() + flush_time.mul_f64((MARGIN + piled) * filled.min(1.0)))
+        Some(memtable.begun() + flush_time.mul_f64((MARGIN + backlog) * filled.min(1.0)))
     }
 
     /// Returns the growth of the minimum time in which a memtable fills, in durations of a flush,
-    /// because segments pile up.
-    fn piled_margin(&self) -> f64 {
+    /// because segments wait to be merged.
+    fn backlog_margin(&self) -> f64 {
         let fan_in = self.options.merging.fan_in.max(1);
-        let piled = self.piled.load(Ordering::Relaxed);
-        let beyond = piled.saturating_sub(PILED_MIN.saturating_mul(fan_in));
-        (beyond as f64 / (PILED_STEP * fan_in) as f64).min(PILED_MARGIN_MAX)
+        let backlog = self.merge_backlog.load(Ordering::Relaxed);
+        let beyond = backlog.saturating_sub(BACKLOG_MIN.saturating_mul(fan_in));
+        (beyond as f64 / (BACKLOG_STEP * fan_in) as f64).min(BACKLOG_MARGIN_MAX)
     }
 
     /// Applies changes in order, to the log and to memory. [`Applied::commit`] makes them durable
@@ -539,14 +539,14 @@ mod tests {
         let options = CollectionOptions { merging, ..CollectionOptions::new(DIMS, Metric::L2) };
         let shared = Arc::new(SharedCaches::new(0, 512));
         let collection = Collection::open(medium, options, &resources, shared).unwrap();
-        let most = PILED_MIN * FAN_IN;
-        for id in 0..(most + PILED_STEP * FAN_IN) as u64 {
+        let most = BACKLOG_MIN * FAN_IN;
+        for id in 0..(most + BACKLOG_STEP * FAN_IN) as u64 {
             add(&collection, id);
             let few = id as usize <= most;
             assert_eq!(collection.next_write().is_none(), few, "{id} segments wait");
             collection.flush().unwrap();
         }
-        assert_eq!(collection.piled_margin(), 1.0);
+        assert_eq!(collection.backlog_margin(), 1.0);
         *collection.flush_time.lock() = Duration::from_secs(3600);
         add(&collection, 1 << 20);
         assert!(collection.next_write().is_some());
@@ -555,7 +555,7 @@ mod tests {
         assert_eq!((stats.slowed, stats.escalated), (1, false), "a flush would not help");
         // A merge joins all segments.
         assert!(collection.merge().unwrap());
-        assert_eq!((collection.piled_margin(), collection.next_write()), (0.0, None));
+        assert_eq!((collection.backlog_margin(), collection.next_write()), (0.0, None));
         collection.throttle();
         assert_eq!(resources.stall_stats().slowed, 1);
     }
