@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use command_line::environment;
 use command_line::exit::{CommandError, CommandResult, print_note};
-use loadgen::port::{Spoken, spoken};
+use loadgen::port::{PortProtocol, probe_protocol};
 use loadgen::tls::{TlsArgs, explanation};
 use serde_json::Value;
 use ureq::Timeout;
@@ -282,7 +282,10 @@ impl ServerClient {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();
         // A port of another protocol drops the connection. A check of its protocol explains that.
-        if !self.is_socket && !refused(error) && spoken(authority) == Some(Spoken::Http2) {
+        if !self.is_socket
+            && !refused(error)
+            && probe_protocol(authority) == Some(PortProtocol::Http2)
+        {
             return CommandError::failed(format!(
                 "{authority} is a gRPC port: it does not speak HTTP/1.1"
             ))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 
-use crate::port::{Spoken, spoken};
+use crate::port::{PortProtocol, probe_protocol};
 use crate::tls::{TlsArgs, TlsClient};
 
 /// Name of the host in requests over a Unix socket.
@@ -127,21 +127,21 @@ pub fn other_protocol(endpoint: &Endpoint) -> Option<Error> {
     if endpoint.link != Link::Tcp {
         return None;
     }
-    let message = match (endpoint.transport, spoken(authority)?) {
-        (Transport::Grpc, Spoken::Http1) => {
+    let message = match (endpoint.transport, probe_protocol(authority)?) {
+        (Transport::Grpc, PortProtocol::Http1) => {
             format!(
                 "{authority} is an HTTP port; use http://{authority}, or the gRPC port (8500 by default)"
             )
         }
-        (Transport::Http, Spoken::Http2) => {
+        (Transport::Http, PortProtocol::Http2) => {
             format!(
                 "{authority} is a gRPC port; use grpc://{authority}, or the HTTP port (8501 by default)"
             )
         }
-        (Transport::Grpc, Spoken::Tls) => {
+        (Transport::Grpc, PortProtocol::Tls) => {
             format!("{authority} takes encrypted connections only; use grpcs://{authority}")
         }
-        (Transport::Http, Spoken::Tls) => {
+        (Transport::Http, PortProtocol::Tls) => {
             format!("{authority} takes encrypted connections only; use https://{authority}")
         }
         _ => return None,

@@ -26,7 +26,7 @@ const FRAME_HEAD_BYTES: usize = 9;
 
 /// A protocol that a server answered in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spoken {
+pub enum PortProtocol {
     /// HTTP/1.1: an HTTP port.
     Http1,
     /// HTTP/2 from the first byte: a gRPC port.
@@ -37,32 +37,32 @@ pub enum Spoken {
 
 /// Returns the protocol that the server at `authority` ("host:port") speaks, or `None` if it is
 /// unknown.
-pub fn spoken(authority: &str) -> Option<Spoken> {
+pub fn probe_protocol(authority: &str) -> Option<PortProtocol> {
     let frame = ask(authority, HTTP2_PREFACE)?;
     if frame.first() == Some(&TLS_ALERT) {
-        return Some(Spoken::Tls);
+        return Some(PortProtocol::Tls);
     }
     if frame.len() >= FRAME_HEAD_BYTES && frame.get(SETTINGS.0) == Some(&SETTINGS.1) {
         let (_, next) = frame.split_at(FRAME_HEAD_BYTES);
         let refused = next.get(SETTINGS.0) == Some(&GO_AWAY);
         match next.get(GO_AWAY_CODE).filter(|_| refused) {
-            Some(&INADEQUATE_SECURITY) => return Some(Spoken::Tls),
+            Some(&INADEQUATE_SECURITY) => return Some(PortProtocol::Tls),
             Some(&PROTOCOL_ERROR) => {}
-            _ => return Some(Spoken::Http2),
+            _ => return Some(PortProtocol::Http2),
         }
     }
     let request = format!("GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
-    ask(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(Spoken::Http1)
+    ask(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(PortProtocol::Http1)
 }
 
-/// Sends `said` and returns the first bytes of the answer. They are empty if the server closes
+/// Sends `request` and returns the first bytes of the answer. They are empty if the server closes
 /// without one.
-fn ask(authority: &str, said: &[u8]) -> Option<Vec<u8>> {
+fn ask(authority: &str, request: &[u8]) -> Option<Vec<u8>> {
     let address = authority.to_socket_addrs().ok()?.next()?;
     let mut stream = TcpStream::connect_timeout(&address, WAIT_MAX).ok()?;
     stream.set_read_timeout(Some(WAIT_MAX)).ok()?;
     stream.set_write_timeout(Some(WAIT_MAX)).ok()?;
-    stream.write_all(said).ok()?;
+    stream.write_all(request).ok()?;
     let mut head = Vec::new();
     // A reset after some bytes still leaves those bytes.
     let _ = Read::by_ref(&mut stream).take(FRAME_HEAD_BYTES as u64).read_to_end(&mut head);
@@ -81,7 +81,7 @@ mod tests {
 
     /// Checks the detected protocol of a server that greets each of `count` clients with `greeting`
     /// and then closes.
-    fn check(greeting: &'static [u8], count: usize, wanted: Option<Spoken>) {
+    fn check(greeting: &'static [u8], count: usize, wanted: Option<PortProtocol>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let authority = listener.local_addr().unwrap().to_string();
         let server = std::thread::spawn(move || {
@@ -94,7 +94,7 @@ mod tests {
                 let _ = stream.read_to_end(&mut Vec::new());
             }
         });
-        assert_eq!(spoken(&authority), wanted);
+        assert_eq!(probe_protocol(&authority), wanted);
         server.join().unwrap();
     }
 
@@ -103,15 +103,15 @@ mod tests {
         check(
             b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00",
             1,
-            Some(Spoken::Http2),
+            Some(PortProtocol::Http2),
         );
-        check(b"HTTP/1.1 400 Bad Request\r\n\r\n", 2, Some(Spoken::Http1));
+        check(b"HTTP/1.1 400 Bad Request\r\n\r\n", 2, Some(PortProtocol::Http1));
         let refused = b"\0\0\0\x04\0\0\0\0\0\0\0\x0c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0ctext";
-        check(refused, 1, Some(Spoken::Tls));
+        check(refused, 1, Some(PortProtocol::Tls));
         // This server would answer a request of HTTP/1.1 with frames too.
         let refused = b"\0\0\0\x04\0\0\0\0\0\0\0\x0c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01text";
         check(refused, 2, None);
-        check(b"\x15\x03\x01\x00\x02\x02\x46", 1, Some(Spoken::Tls));
+        check(b"\x15\x03\x01\x00\x02\x02\x46", 1, Some(PortProtocol::Tls));
         check(b"220 mail ready\r\n", 2, None);
         check(b"", 2, None);
     }

@@ -88,7 +88,7 @@ fn join_input(
         _ => return Err(Error::unimplemented(format!("{} cannot be joined", input.dtype))),
     };
     let received = tensors.iter().map(Tensor::byte_len).sum();
-    let count = bounds::made(&input.name, input.dtype, &shape, received)?;
+    let count = bounds::check_made_bytes(&input.name, input.dtype, &shape, received)?;
     let item = count / rows.max(1);
     let padded = tensors.iter().any(|tensor| tensor.shape().get(1..) != Some(sizes));
     let mut bytes = if padded {

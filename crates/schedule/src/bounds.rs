@@ -20,7 +20,7 @@ const GROWTH_MAX: usize = 4;
 ///
 /// # Errors
 /// `InvalidArgument` with the allowed number of items.
-pub(crate) fn items(plan: &BatchPlan, items: usize, max_batch: usize) -> Result<()> {
+pub(crate) fn check_items(plan: &BatchPlan, items: usize, max_batch: usize) -> Result<()> {
     let most = if plan.batchable { max_batch.saturating_mul(PARTS_MAX) } else { ITEMS_MAX };
     if items > most {
         return Err(Error::invalid(format!(
@@ -30,11 +30,17 @@ pub(crate) fn items(plan: &BatchPlan, items: usize, max_batch: usize) -> Result<
     Ok(())
 }
 
-/// Returns the bytes of the tensor of `shape` that is made for input `name` from `received` bytes.
+/// Returns the bytes of a tensor of `shape` that the server would make for the input `name` from
+/// `received` bytes of the request.
 ///
 /// # Errors
 /// `InvalidArgument` if it would be out of proportion, `Unimplemented` for types without a size.
-pub(crate) fn made(name: &str, dtype: DType, shape: &[usize], received: usize) -> Result<usize> {
+pub(crate) fn check_made_bytes(
+    name: &str,
+    dtype: DType,
+    shape: &[usize],
+    received: usize,
+) -> Result<usize> {
     if dtype.bits().is_none() {
         return Err(Error::unimplemented(format!("{dtype} cannot be padded")));
     }
@@ -60,7 +66,7 @@ mod tests {
     #[test]
     fn made_tensors_are_in_proportion() {
         let made = |shape: &[usize], received| {
-            made("x", DType::F32, shape, received).map_err(|e| e.kind())
+            check_made_bytes("x", DType::F32, shape, received).map_err(|e| e.kind())
         };
         assert_eq!(made(&[2, 3], 0), Ok(24));
         assert_eq!(made(&[0, usize::MAX, 2], 0), Ok(0));
@@ -76,16 +82,16 @@ mod tests {
     fn large_batches_are_accepted_and_absurd_ones_refused() {
         let plan = |batchable| BatchPlan { batchable, inputs: vec![], cuts: vec![] };
         for max_batch in [32, 512] {
-            assert!(items(&plan(true), 100_000, max_batch).is_ok());
-            assert!(items(&plan(true), max_batch * PARTS_MAX, max_batch).is_ok());
-            let error = items(&plan(true), max_batch * PARTS_MAX + 1, max_batch).unwrap_err();
+            assert!(check_items(&plan(true), 100_000, max_batch).is_ok());
+            assert!(check_items(&plan(true), max_batch * PARTS_MAX, max_batch).is_ok());
+            let error = check_items(&plan(true), max_batch * PARTS_MAX + 1, max_batch).unwrap_err();
             assert!(
                 error.kind() == ErrorKind::InvalidArgument
                     && error.message().contains("smaller requests")
             );
         }
-        assert!(items(&plan(true), usize::MAX, usize::MAX).is_ok());
-        assert!(items(&plan(false), 1 << 24, 32).is_ok());
-        assert!(items(&plan(false), 1 << 60, 32).is_err());
+        assert!(check_items(&plan(true), usize::MAX, usize::MAX).is_ok());
+        assert!(check_items(&plan(false), 1 << 24, 32).is_ok());
+        assert!(check_items(&plan(false), 1 << 60, 32).is_err());
     }
 }

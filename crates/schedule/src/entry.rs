@@ -54,7 +54,7 @@ impl Entry {
         let options = job.servable.schedule();
         let joinable = plan.batchable || plan.pads();
         if joinable && let Some(items) = batch_key::items(plan, &job.inputs) {
-            bounds::items(plan, items, options.max_batch)?;
+            bounds::check_items(plan, items, options.max_batch)?;
         }
         if plan.fills() {
             fill::fill(plan, &mut job.inputs)?;

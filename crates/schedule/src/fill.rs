@@ -86,7 +86,7 @@ fn check_lengths(input: &InputPlan, lengths: &[usize]) -> Result<()> {
 
 /// Builds a tensor that repeats `values`, for a request of `received` bytes.
 fn constant(input: &InputPlan, shape: Shape, values: &[usize], received: usize) -> Result<Tensor> {
-    let count = bounds::made(&input.name, input.dtype, &shape, received)?;
+    let count = bounds::check_made_bytes(&input.name, input.dtype, &shape, received)?;
     let mut pattern = Vec::new();
     values.iter().try_for_each(|&value| element(input.dtype, value as f64, &mut pattern))?;
     let bytes = pattern.repeat(count / pattern.len().max(1));

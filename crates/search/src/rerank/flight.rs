@@ -224,7 +224,7 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     found.is_none()
                 });
                 if single {
-                    reads.lookups.learn(self.fresh.is_empty());
+                    reads.lookups.record_lookup(self.fresh.is_empty());
                 }
             }
             // Sorted by page, so the read starts at the first.

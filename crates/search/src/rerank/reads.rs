@@ -42,7 +42,7 @@ impl CacheLookups {
     }
 
     /// Updates the share of records that are cached, after a lookup of a single record.
-    pub(super) fn learn(&mut self, hit: bool) {
+    pub(super) fn record_lookup(&mut self, hit: bool) {
         self.hits += (f32::from(u8::from(hit)) - self.hits) / MEMORY;
     }
 }
@@ -131,9 +131,9 @@ mod tests {
         let mut lookups = CacheLookups::default();
         let pays = |lookups: CacheLookups| [1, 2, 3, 4].map(|records| lookups.pays_for(records));
         assert_eq!(pays(lookups), [true, false, false, false]);
-        (0..4000).for_each(|at| lookups.learn(at % 5 < 3));
+        (0..4000).for_each(|at| lookups.record_lookup(at % 5 < 3));
         assert_eq!(pays(lookups), [true, true, false, false]);
-        (0..4000).for_each(|_| lookups.learn(true));
+        (0..4000).for_each(|_| lookups.record_lookup(true));
         assert_eq!(pays(lookups), [true, true, true, false]);
     }
 }

@@ -17,9 +17,10 @@ const NO_FINGER: u8 = 255;
 /// Resolution of images that were scaled to the standard's least, in dots per inch.
 const RESOLUTION_LEAST: f32 = 500.0;
 
-/// Reads a record of type 4. Returns `None` if it has no image, as that of an amputated finger.
+/// Reads a record of type 4 (binary). Returns `None` if it has no image, such as the record of an
+/// amputated finger.
 /// `native` is the resolution of an image that was not scaled.
-pub(super) fn binary(record: &[u8], native: Option<f32>) -> Result<Option<NistImage<'_>>> {
+pub(super) fn read_type_4(record: &[u8], native: Option<f32>) -> Result<Option<NistImage<'_>>> {
     let parse = || {
         // Bytes: length 4, index 1, impression 1, fingers 6, resolution 1, columns 2, rows 2,
         // compression 1.
@@ -68,8 +69,9 @@ fn by_name(name: &[u8]) -> NistCompression {
     }
 }
 
-/// Reads a record of type 14. Returns `None` if it has no image, as that of an amputated finger.
-pub(super) fn tagged(record: &[u8]) -> Result<Option<NistImage<'_>>> {
+/// Reads a record of type 14 (tagged fields). Returns `None` if it has no image, such as the record
+/// of an amputated finger.
+pub(super) fn read_type_14(record: &[u8]) -> Result<Option<NistImage<'_>>> {
     let mut image = NistImage {
         record_type: 14,
         fingers: Vec::new(),
@@ -129,14 +131,14 @@ mod tests {
     #[test]
     fn a_record_of_type_4() {
         let record = small(0);
-        let image = binary(&record, Some(1000.0)).unwrap().unwrap();
+        let image = read_type_4(&record, Some(1000.0)).unwrap().unwrap();
         assert_eq!((image.width, image.height, &image.fingers[..]), (2, 2, &[7][..]));
         assert_eq!((image.dots_per_inch, image.data), (Some(1000.0), &[1, 2, 3, 4][..]));
         for end in 0..HEAD_BYTES {
-            assert!(binary(&record[..end], None).is_err());
+            assert!(read_type_4(&record[..end], None).is_err());
         }
-        assert_eq!(binary(&record[..HEAD_BYTES], None), Ok(None));
-        let compression = |code| binary(&small(code), None).unwrap().unwrap().compression;
+        assert_eq!(read_type_4(&record[..HEAD_BYTES], None), Ok(None));
+        let compression = |code| read_type_4(&small(code), None).unwrap().unwrap().compression;
         assert_eq!(
             [1, 2, 6].map(compression),
             [NistCompression::Wsq, NistCompression::Jpeg, NistCompression::Png]
@@ -148,16 +150,17 @@ mod tests {
     fn a_record_of_type_14() {
         let record = b"14.001:0\x1d14.006:30\x1d14.007:40\x1d14.008:2\x1d14.009:200\x1d\
             14.011:wsq20\x1d14.012:8\x1d14.013:13\x1d14.999:ab\x1c";
-        let image = tagged(record).unwrap().unwrap();
+        let image = read_type_14(record).unwrap().unwrap();
         assert_eq!((image.width, image.height, image.dots_per_inch), (30, 40, Some(508.0)));
         assert_eq!(
             (image.compression, image.fingers, image.data),
             (NistCompression::Wsq, vec![13], &b"ab"[..])
         );
-        assert!(tagged(b"14.001:0\x1d14.013:2\x1d14.018:2\x1fXX\x1c").unwrap().is_none());
-        assert!(tagged(b"14.001:0\x1d14.006:x\x1d").is_err());
-        let deep =
-            tagged(b"14.001:0\x1d14.011:NONE\x1d14.012:16\x1d14.999:ab\x1c").unwrap().unwrap();
+        assert!(read_type_14(b"14.001:0\x1d14.013:2\x1d14.018:2\x1fXX\x1c").unwrap().is_none());
+        assert!(read_type_14(b"14.001:0\x1d14.006:x\x1d").is_err());
+        let deep = read_type_14(b"14.001:0\x1d14.011:NONE\x1d14.012:16\x1d14.999:ab\x1c")
+            .unwrap()
+            .unwrap();
         assert_eq!(deep.compression, NistCompression::Unsupported("NONE with 16 bits".into()));
     }
 }

@@ -75,8 +75,8 @@ pub fn nist_images(bytes: &[u8]) -> Result<Vec<NistImage<'_>>> {
             )));
         }
         let image = match record {
-            Record { record_type: 4, bytes } => image_records::binary(bytes, resolution)?,
-            Record { record_type: 14, bytes } => image_records::tagged(bytes)?,
+            Record { record_type: 4, bytes } => image_records::read_type_4(bytes, resolution)?,
+            Record { record_type: 14, bytes } => image_records::read_type_14(bytes)?,
             _ => None,
         };
         images.extend(image);

@@ -129,8 +129,8 @@ fn unknown(specs: &[TensorSpec], name: &str) -> Error {
     Error::invalid(format!("the model has no tensor \"{shown}\"; it has {}", known.join(", ")))
 }
 
-/// Returns the tensor that values without a name belong to.
-fn only(specs: &[TensorSpec]) -> Result<&TensorSpec> {
+/// Returns the only required tensor, or the only tensor. Values without a name belong to it.
+fn unnamed_spec(specs: &[TensorSpec]) -> Result<&TensorSpec> {
     let mut wanted = specs.iter().filter(|spec| !spec.optional);
     match (wanted.next(), wanted.next(), specs) {
         (Some(spec), None, _) => Ok(spec),
@@ -183,7 +183,7 @@ fn read_column(
         return Err(reader.expected("tensors"));
     }
     if !is_named(reader) {
-        return read_unnamed(reader, only(specs)?).map(|tensor| vec![tensor]);
+        return read_unnamed(reader, unnamed_spec(specs)?).map(|tensor| vec![tensor]);
     }
     let mut tensors: Vec<NamedTensor> = Vec::new();
     let mut skipped = None;
@@ -229,7 +229,7 @@ fn read_row(
         Err(reader.error("seen"))
     });
     match (first, ahead) {
-        (Some(false), _) => read_unnamed(reader, only(specs)?).map(|tensor| vec![tensor]),
+        (Some(false), _) => read_unnamed(reader, unnamed_spec(specs)?).map(|tensor| vec![tensor]),
         (Some(true), _) => read_instances(reader, specs),
         (None, Ok(_)) => Err(reader.error(format_args!("\"{member}\" is empty"))),
         (None, Err(error)) => Err(error),
