@@ -16,7 +16,7 @@ pub(crate) struct VersionView {
     /// True if the version cannot be loaded now: incomplete, failed, or waiting for a try or its
     /// turn.
     pub(crate) held: bool,
-    /// True if it is held only because its turn in the fleet has not come.
+    /// True if the version is held only because its turn in the fleet has not come.
     pub(crate) waits: bool,
     pub(crate) ready: bool,
     /// True if a load of it is queued or running.
@@ -27,14 +27,14 @@ pub(crate) struct VersionView {
     pub(crate) pinned: bool,
     /// True if an administrator requested another load of it.
     pub(crate) reload: bool,
-    /// True if it must be converted before the load. A conversion needs no memory of the versions
-    /// that serve.
+    /// True if the version must be converted before the load. A conversion needs no memory of the
+    /// versions that serve.
     pub(crate) foreign: bool,
     /// True if the load that is queued or running only converts it.
     pub(crate) converting: bool,
     /// True if a rollout or an administrator withdrew it. Then it is held too.
     pub(crate) withdrawn: bool,
-    /// True if it must stay ready, since a rollout compares it with another version.
+    /// True if the version must stay ready, since a rollout compares it with another version.
     pub(crate) kept: bool,
     /// True if this was the stable version of a rollout when the server last stopped. It is then
     /// loaded before the others.

@@ -61,7 +61,7 @@ pub(crate) struct DirectoryScan {
 pub(crate) struct ModelScan {
     /// Settings before its `millpond.toml`. Models of a root start with the root's settings.
     pub(crate) base: ModelConfig,
-    /// Contents of its directory, or the error of reading it.
+    /// Contents of the model's directory, or the error of reading it.
     pub(crate) contents: Result<Contents>,
 }
 

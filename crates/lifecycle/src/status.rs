@@ -78,13 +78,13 @@ pub struct VersionStatus {
     /// stopped and not have ended, its warm-up may take long, or it cannot apply the model's new
     /// settings.
     pub note: Option<String>,
-    /// Error of its last load, if that failed and is tried again.
+    /// Error of the last load, if that failed and is tried again.
     pub retried: Option<String>,
     /// Wait for its turn in the fleet, or `None` if it does not wait. The reason describes it.
     pub update: Option<UpdateStatus>,
-    /// Bytes of its parameters in the pool, or 0 while it is not loaded.
+    /// Bytes of the version's parameters in the pool, or 0 while it is not loaded.
     pub parameter_bytes: u64,
-    /// Time at which it entered the state.
+    /// Time at which the version entered the state.
     pub since: SystemTime,
 }
 
@@ -95,10 +95,11 @@ pub struct ModelStatus {
     pub name: Arc<str>,
     /// Versions, lowest first.
     pub versions: Vec<VersionStatus>,
-    /// Problem with its base path, its `millpond.toml` or its policy. Versions that serve continue.
+    /// Problem with the base path, the `millpond.toml` or the policy of the model. Versions that
+    /// serve continue.
     pub error: Option<String>,
-    /// Reason why it served nothing before the next version or the next load began. `None` once a
-    /// version is ready.
+    /// Reason why the model served nothing before the next version or the next load began. `None`
+    /// once a version is ready.
     pub last_failure: Option<String>,
     /// True if an administrator unloaded it. It stays unloaded until an administrator loads it.
     pub unloaded: bool,
@@ -204,7 +205,7 @@ pub struct SwapReport {
     pub to: u64,
     /// Seconds of loading the new version.
     pub load_seconds: f64,
-    /// Seconds of warming it up.
+    /// Seconds of the warm-up.
     pub warm_seconds: f64,
     /// Seconds from the last new request of the old version to the end of its last request.
     pub drain_seconds: f64,

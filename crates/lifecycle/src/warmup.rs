@@ -48,7 +48,7 @@ pub struct WarmupSet {
 /// One request from a record.
 #[derive(Debug)]
 pub struct RecordedRequest {
-    /// Position of its record, from 0.
+    /// Position of the record in its file, from 0.
     pub number: usize,
     /// The request, or the error of the record.
     pub call: Result<WarmupCall>,

@@ -59,9 +59,9 @@ pub trait Judge: Send + Sync {
 /// One finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestSample {
-    /// Time at which it was due, since [`DrivePlan::start`].
+    /// Time at which the request was due, since [`DrivePlan::start`].
     pub due: Duration,
-    /// Time from `due` to its answer.
+    /// Time from `due` to the answer.
     pub latency: Duration,
     /// Verdict on the answer.
     pub verdict: Judgement,

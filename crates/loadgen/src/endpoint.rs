@@ -28,7 +28,7 @@ pub struct Endpoint {
     pub transport: Transport,
     /// "host:port".
     pub authority: String,
-    /// The way to it.
+    /// Kind of connection to the server.
     pub link: Link,
     /// Key that every request sends.
     pub key: Option<ApiKey>,

@@ -19,7 +19,7 @@ pub struct MachineFacts {
     pub kernel_build: String,
     /// Memory in MiB.
     pub memory_mb: u64,
-    /// Millpond's version, marked if it is a debug build.
+    /// Version of Millpond, marked if it is a debug build.
     pub millpond: String,
     /// ONNX Runtime's version, if the run used it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -208,7 +208,7 @@ fn load_average() -> [f64; 3] {
 /// A process's use of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Usage {
-    /// Processor time of all its threads, including ended ones.
+    /// Processor time of all threads of the process, including ended ones.
     #[serde(rename = "cpu_s", serialize_with = "seconds")]
     pub cpu: Duration,
     /// Peak of resident memory in KiB.

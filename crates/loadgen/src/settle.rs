@@ -28,14 +28,14 @@ const WATCH_PERIOD: Duration = Duration::from_millis(5);
 /// Priority of its thread, so that only the machine delays it.
 const WATCH_NICE: i32 = -20;
 
-/// Time until the machine was even.
+/// Wait until the cores of the machine ran without stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct SettleTime {
     /// Seconds waited.
     pub seconds: f64,
     /// Longest stop of a core meanwhile.
     pub longest_stop_ms: f64,
-    /// False if it was not even after a minute.
+    /// False if cores still stopped after a minute.
     pub even: bool,
 }
 

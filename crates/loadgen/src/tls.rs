@@ -146,7 +146,7 @@ fn certificates(flag: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>>
 pub struct TlsClient {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
-    /// True if it shows a certificate.
+    /// True if the client shows a certificate.
     pub(crate) is_identified: bool,
 }
 

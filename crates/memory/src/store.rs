@@ -48,7 +48,7 @@ pub struct StoreConfig {
 /// A chunk in memory.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// Region that holds it.
+    /// Region that holds the bytes.
     pub region: Arc<Region>,
     /// Offset in the region, a multiple of 4096.
     pub offset: usize,

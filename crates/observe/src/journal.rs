@@ -34,7 +34,7 @@ pub struct NewEvent {
     pub level: EventLevel,
     /// The model, or `None` for the whole server.
     pub model: Option<Arc<str>>,
-    /// The version, if it is about one.
+    /// Version that the event is about, if any.
     pub version: Option<u64>,
     /// The event, for people.
     pub text: String,
@@ -57,10 +57,10 @@ pub struct ServerEvent {
     /// The model, or `None` for the whole server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<Arc<str>>,
-    /// The version, if it is about one.
+    /// Version that the event is about, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// The version that it replaced.
+    /// Version that this version replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<u64>,
     /// The event, for people.

@@ -38,7 +38,7 @@ struct ArmMeasures {
     runs: AtomicU64,
     /// Nanoseconds of wall time. See [`RunCost::time`].
     time: AtomicU64,
-    /// Nanoseconds for which they occupied workers.
+    /// Nanoseconds for which the runs occupied workers.
     occupied: AtomicU64,
 }
 
@@ -160,11 +160,11 @@ impl RolloutMeasures {
 pub struct ArmFigures {
     /// Requests that the version answered or failed.
     pub requests: u64,
-    /// Requests that it failed.
+    /// Requests that this version failed.
     pub errors: u64,
-    /// Times of its runs, as a histogram.
+    /// Times of the runs of this version, as a histogram.
     pub latency: LatencyCounts,
-    /// Number and times of its runs.
+    /// Number and times of the runs of this version.
     pub cost: RunCost,
 }
 

@@ -44,15 +44,15 @@ pub struct RolloutHistory {
     pub stable: Option<u64>,
     /// The candidate.
     pub candidate: u64,
-    /// State in which it ended.
+    /// State in which the rollout ended.
     pub state: RolloutState,
-    /// Reason for its end.
+    /// Reason for the end.
     pub reason: String,
     /// Requests that the candidate answered or failed.
     pub requests: u64,
-    /// Requests that it failed.
+    /// Requests that the candidate failed.
     pub errors: u64,
-    /// Time of its end.
+    /// Time of the end.
     pub at: SystemTime,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Entry {
     pub(crate) key: u64,
     /// Number of items, or 1 without a batch key.
     pub(crate) items: usize,
-    /// Size of its batch when it first lingered.
+    /// Size of the batch of this entry when it first lingered.
     pub(crate) lingered: Option<usize>,
     /// While the entry waits: the sums at its arrival. Afterwards: the runs that it waited for.
     pub(crate) wait: QueueWait,

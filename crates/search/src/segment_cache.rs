@@ -157,7 +157,7 @@ struct CacheShard {
 struct SegmentCacheEntry {
     block: Arc<VerifiedBlock>,
     bytes: u64,
-    /// True if it was used since it was last considered for eviction.
+    /// True if the block was used since it was last considered for eviction.
     used: bool,
 }
 

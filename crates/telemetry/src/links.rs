@@ -85,7 +85,7 @@ pub(crate) struct LoadLog(Mutex<VecDeque<LoadInterval>>);
 struct LoadInterval {
     link: SpanLink,
     start: Instant,
-    /// `None` while it runs.
+    /// End of the load, or `None` while it runs.
     end: Option<Instant>,
 }
 

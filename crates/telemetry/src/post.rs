@@ -21,7 +21,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 pub(crate) enum PostOutcome {
     /// The collector accepted the export, except for some spans.
     Accepted {
-        /// Number of spans that it rejected.
+        /// Number of spans that the collector rejected.
         rejected: u64,
         /// Reason of the collector, or a warning.
         message: String,

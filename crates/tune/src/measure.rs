@@ -59,17 +59,17 @@ pub(super) struct Servers<'a> {
 }
 
 struct Served {
-    /// Name and directory of its model.
+    /// Name and directory of the model of the server.
     name: String,
     dir: PathBuf,
-    /// Point whose settings it has.
+    /// Point whose settings the server has.
     current: TunePoint,
-    /// True if it has answered a request.
+    /// True if the server has answered a request.
     exercised: bool,
 }
 
 impl<'a> Servers<'a> {
-    /// Creates it without a server. `send` must be called before any measurement.
+    /// Creates the measurer without a server. `send` must be called before any measurement.
     pub(super) fn new(env: &'a BenchEnv, subject: &'a TuneSubject, cores: usize) -> Servers<'a> {
         Servers {
             env,

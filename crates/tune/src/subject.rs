@@ -35,7 +35,7 @@ pub(super) struct TuneSubject {
     pub(super) artifact: PathBuf,
     /// Keeps the converted copy.
     _converted: Option<TemporaryDir>,
-    /// Text of its settings file.
+    /// Text of the settings file of the model.
     pub(super) text: String,
     /// Text from which the points' settings are made.
     pub(super) settings: String,

@@ -31,7 +31,7 @@ pub(crate) struct Model {
     pub(crate) entry: Arc<CatalogEntry>,
     /// True if foreign versions are converted.
     pub(crate) converts: bool,
-    /// True if its directory mirrors a store.
+    /// True if the model's directory is a copy of one in an object store.
     pub(crate) is_copy: bool,
     /// Configuration, with its `millpond.toml` applied.
     pub(crate) config: ModelConfig,
@@ -39,11 +39,11 @@ pub(crate) struct Model {
     pub(crate) ignored_versions: IgnoredVersions,
     pub(crate) path_error: Option<String>,
     pub(crate) settings_error: Option<String>,
-    /// True if its `millpond.toml` may be replaced at this moment.
+    /// True if a program may be replacing `millpond.toml` at this moment.
     pub(crate) settings_in_doubt: bool,
     /// Problem with the place that its directory mirrors.
     pub(crate) source_error: Option<String>,
-    /// Reason why its versions are not copied yet, although nothing failed.
+    /// Reason why versions of a store's model are not copied yet, although nothing failed.
     pub(crate) unfinished: Option<String>,
     /// Reason why the policy selects no version on disk, while nothing serves or is loaded, or
     /// while others serve until one is copied from a store.
@@ -52,7 +52,7 @@ pub(crate) struct Model {
     last_failure: Option<String>,
     /// True if an administrator unloaded it.
     pub(crate) down: bool,
-    /// True if its directory was removed.
+    /// True if the model's directory was removed.
     pub(crate) removed: bool,
     /// Last published version, until a swap report includes it.
     pub(crate) published: Option<Successor>,
@@ -80,7 +80,7 @@ pub(crate) struct Version {
     pub(crate) since: SystemTime,
     pub(crate) reason: Option<String>,
     pub(crate) note: Option<String>,
-    /// Contents of its directory, or `None` once it was removed.
+    /// Contents of the version directory, or `None` once that was removed.
     pub(crate) disk: Option<Disk>,
     pub(crate) serving: Option<Serving>,
     pub(crate) load: Option<Load>,
@@ -119,7 +119,8 @@ pub(crate) struct Serving {
     pub(crate) servable: Arc<Servable>,
     pub(crate) converted: Option<Converted>,
     pub(crate) fingerprint: Fingerprint,
-    /// Reason why it does not take over the model's settings. It serves with its own.
+    /// Reason why the version does not apply the model's changed settings. It serves with its old
+    /// ones.
     pub(crate) refused_settings: Option<String>,
 }
 
@@ -139,7 +140,7 @@ pub(crate) struct Load {
     pub(crate) stop: Arc<AtomicBool>,
     /// Request to the load thread to end it.
     pub(crate) stopped: Option<LoadStop>,
-    /// Report about its warm-up.
+    /// Report about the warm-up of the version.
     pub(crate) warmup: SlowWarmup,
     /// True once a load thread has it.
     pub(crate) dispatched: bool,
@@ -149,7 +150,7 @@ pub(crate) struct Load {
     pub(crate) files: Option<Fingerprint>,
     /// Earliest time of the next try.
     pub(crate) not_before: Option<Instant>,
-    /// True if it ends after the conversion.
+    /// True if the load ends after the conversion.
     pub(crate) converts_only: bool,
     /// Conversion of an earlier try.
     pub(crate) conversion: Option<ConvertedVersion>,

@@ -23,7 +23,7 @@ pub(crate) enum UpdateNeed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UpdateStep {
     Load,
-    /// The version waits for its part of the window.
+    /// The version waits in the window (`--update-window`).
     WaitForWindow,
     /// The version waits for a turn, for this reason.
     WaitForTurn(String),

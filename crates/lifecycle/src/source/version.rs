@@ -22,8 +22,8 @@ pub(crate) struct ForeignKind {
     pub(crate) file: &'static str,
     /// Name of the engine that loads it.
     pub(crate) engine: &'static str,
-    /// True if it is converted to the mappable layout first. Otherwise the engine opens it as it
-    /// is.
+    /// True if files of this kind are converted to the mappable layout first. Otherwise the engine
+    /// opens them as they are.
     pub(crate) converted: bool,
 }
 
@@ -62,7 +62,7 @@ pub(crate) enum VersionContents {
     Changing(String),
     /// Complete, but not a version, with the reason.
     Unusable(String),
-    /// Not readable, so its contents are unknown, with the reason.
+    /// The directory cannot be read, for this reason. Its contents are unknown.
     Unreadable(String),
 }
 

@@ -111,7 +111,7 @@ struct LoggedRequest {
     requested: Vec<Arc<str>>,
     outcome: Result<Vec<NamedTensor>>,
     trace: Option<TraceId>,
-    /// Time of its end.
+    /// Time at which the request ended.
     ended: SystemTime,
     total: Duration,
     /// Bytes of the tensors.

@@ -29,7 +29,7 @@ pub struct QueryHits {
     pub partial: bool,
     /// Candidates of the exact stage.
     pub candidates: u64,
-    /// Candidates that it compared. All, unless some are damaged or the deadline has passed.
+    /// Candidates that the query compared. All, unless some are damaged or the deadline has passed.
     pub compared: u64,
     /// Candidates that could not be read.
     pub damaged: u64,

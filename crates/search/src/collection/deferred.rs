@@ -29,7 +29,7 @@ pub(super) struct DeferredRows {
 /// Row to compare exactly.
 #[derive(Clone, Copy, Debug)]
 struct DeferredRow {
-    /// Upper bound of its score.
+    /// Upper bound of the score of the point.
     bound: f32,
     /// Index of its segment in the search.
     segment: usize,

@@ -26,7 +26,7 @@ pub enum FieldType {
 pub struct IndexedField {
     /// Path, as in a filter.
     pub path: String,
-    /// Type of its values, or `None` if all are objects or long texts.
+    /// Type of the values, or `None` if all are objects or long texts.
     pub data_type: Option<FieldType>,
     /// Points with a value that the indexes cover. Unflushed points are not counted.
     pub points: u64,

@@ -63,13 +63,13 @@ pub(super) struct SegmentView {
 /// Segment whose rows cannot be read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClosedSegment {
-    /// Reason why it is not served, or `None` while it is being opened.
+    /// Reason why the segment is not served, or `None` while it is being opened.
     pub(super) reason: Option<Quarantined>,
     /// Error of the last attempt to open the segment. Opening is retried.
     pub(super) delayed: Option<Error>,
     /// Ids that were replaced or deleted since it was last open.
     pub(super) pending_deletes: Arc<HashSet<u64>>,
-    /// Ids of its rows, if it cannot be opened but its ids can be read.
+    /// Ids of the rows, if the segment cannot be opened but its ids can be read.
     pub(super) known: Option<Arc<KnownIds>>,
 }
 

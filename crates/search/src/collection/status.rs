@@ -63,9 +63,9 @@ pub struct SegmentStatus {
     pub deleted: u32,
     /// Length of the file, or 0 while it is not open.
     pub bytes: u64,
-    /// Bytes of its codes that queries read from the medium, or 0 if they are in memory.
+    /// Bytes of the codes that queries read from the medium, or 0 if they are in memory.
     pub codes_on_medium: u64,
-    /// True if it is searched.
+    /// True if the segment is searched.
     pub open: bool,
 }
 

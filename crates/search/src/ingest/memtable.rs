@@ -42,7 +42,7 @@ pub(crate) struct MemtableRow {
     pub(crate) embedding: Box<[f32]>,
     pub(crate) record: Box<[u8]>,
     pub(crate) payload: Box<[u8]>,
-    /// Memory that it takes.
+    /// Memory that the row takes.
     pub(crate) held: BudgetReservation,
 }
 

@@ -16,7 +16,7 @@ pub(super) const TRAILER_BYTES: u64 = 32;
 /// Bitmap of rows. It has no bytes if no row or every row is in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BitmapPlace {
-    /// Rows in it.
+    /// Number of rows in the bitmap.
     pub(super) count: u64,
     /// Offset in the section.
     pub(super) offset: u64,

@@ -5,7 +5,7 @@ use coarse::RowSet;
 /// Result of a condition: rows that meet it, and rows that may meet it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RowSelection {
-    /// Rows that meet it.
+    /// Rows that meet the condition.
     sure: RowSet,
     /// These and the undecided rows, or `None` if no row is undecided.
     possible: Option<RowSet>,

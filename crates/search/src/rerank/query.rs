@@ -71,7 +71,7 @@ pub struct RerankQuery<'a, S: Scorer> {
 /// Record that could not be scored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DamagedRecord {
-    /// Candidate whose record it is.
+    /// Candidate that the damaged record belongs to.
     pub candidate: RerankCandidate,
     /// Offset of its page in the segment's file. `None` if the segment does not know the row, or if
     /// the page is intact and the scorer refuses the record.

@@ -44,14 +44,14 @@ pub(crate) struct SegmentPlan<'a> {
     pub(crate) records: RecordKind,
     /// Kind of the coarse index.
     pub(crate) kind: CoarseKind,
-    /// Threads that build it.
+    /// Threads that build the index.
     pub(crate) threads: BuildThreads<'a>,
     /// UUID of the segment.
     pub(crate) uuid: [u8; 16],
     /// Maximum bytes of memory for building the payload index. At least
     /// [`SegmentForm::payload_index_bytes`].
     pub(crate) index_bytes: u64,
-    /// More memory for it.
+    /// More memory for the payload index.
     pub(crate) index_spare: Option<&'a SpareIndexMemory>,
 }
 

@@ -26,7 +26,7 @@ const TARGETS: &str = "x-targets";
 
 /// A part of a model that a path can name.
 struct PathTarget {
-    /// Word for it in [`TARGETS`] and in paths.
+    /// Word for the target in [`TARGETS`] and in paths.
     word: &'static str,
     /// Name of its parameter in paths.
     parameter: &'static str,

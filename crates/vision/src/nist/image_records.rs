@@ -14,12 +14,11 @@ const NAME_BYTES_MAX: usize = 16;
 const FINGERS_MAX: usize = 16;
 /// Finger position of an unused place.
 const NO_FINGER: u8 = 255;
-/// Resolution of images that were scaled to the standard's least, in dots per inch.
+/// Lowest resolution of the standard, in dots per inch. Images that were scaled have it.
 const RESOLUTION_LEAST: f32 = 500.0;
 
 /// Reads a record of type 4 (binary). Returns `None` if it has no image, such as the record of an
-/// amputated finger.
-/// `native` is the resolution of an image that was not scaled.
+/// amputated finger. `native` is the resolution of an image that was not scaled.
 pub(super) fn read_type_4(record: &[u8], native: Option<f32>) -> Result<Option<NistImage<'_>>> {
     let parse = || {
         // Bytes: length 4, index 1, impression 1, fingers 6, resolution 1, columns 2, rows 2,

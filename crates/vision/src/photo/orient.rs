@@ -16,7 +16,7 @@ const SMOOTHINGS: usize = 3;
 /// A keypoint with one of its directions.
 struct OrientedKeypoint {
     keypoint: Keypoint,
-    /// True if it is the strongest direction.
+    /// True if this is the strongest direction of the keypoint.
     strongest: bool,
 }
 

@@ -22,17 +22,17 @@ const OK: &str = "ok";
 /// A request that has ended, to be logged.
 #[derive(Clone, Debug)]
 pub struct InferRecord<'a> {
-    /// Time of its start.
+    /// Time at which the request started.
     pub time: SystemTime,
-    /// Time until its outputs were ready.
+    /// Time from the start until the outputs were ready.
     pub duration: Duration,
-    /// The version that ran it.
+    /// Version that ran the request.
     pub id: &'a VersionId,
     /// Protocol of the request.
     pub protocol: &'a str,
     /// "ok" or the kind of its error.
     pub status: &'a str,
-    /// Message of its error.
+    /// Message of the error of a failed request.
     pub error: Option<&'a str>,
     /// Id of the trace, if the request is traced.
     pub trace_id: Option<String>,
@@ -51,7 +51,7 @@ pub struct InferRecord<'a> {
 pub struct RecordedInfer {
     /// Model that the request named.
     pub model: String,
-    /// The version that ran it.
+    /// Version that ran the request.
     pub version: String,
     /// "ok" or the kind of its error.
     pub status: String,
