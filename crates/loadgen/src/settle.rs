@@ -28,7 +28,7 @@ const WATCH_PERIOD: Duration = Duration::from_millis(5);
 /// Priority of its thread, so that only the machine delays it.
 const WATCH_NICE: i32 = -20;
 
-/// Wait until the cores of the machine ran without stops.
+/// Time until no core of the machine stopped any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct SettleTime {
     /// Seconds waited.
