@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use observe::threads::{self, ThreadTicks};
+use observe::threads::{self, NamedThreads, ThreadTicks};
 use serde::Serialize;
 
 /// Length of a tick of CPU time (USER_HZ, which is 100 on all supported Linux systems).
@@ -34,13 +34,16 @@ impl ThreadWatch {
         let cores = |name: &str, ticks: u64| {
             let (at, before) = last.as_ref()?;
             let seconds = now.saturating_duration_since(*at).as_secs_f64();
-            let used = ticks.saturating_sub(before.get(name)?.1);
+            let used = ticks.saturating_sub(before.get(name)?.ticks);
             (seconds > 0.1).then(|| used as f64 * TICK_SECONDS / seconds)
         };
         let kinds = found.into_iter();
-        kinds
-            .map(|(name, (count, ticks))| Threads { cores: cores(&name, ticks), name, count })
-            .collect()
+        let named = |(name, NamedThreads { count, ticks }): (String, NamedThreads)| Threads {
+            cores: cores(&name, ticks),
+            name,
+            count,
+        };
+        kinds.map(named).collect()
     }
 }
 

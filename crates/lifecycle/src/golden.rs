@@ -72,6 +72,7 @@ pub(crate) fn check(
     Ok(())
 }
 
+/// Runs the request `call` on the signature that it names, as the server runs a client's request.
 fn run(
     servable: &Servable,
     source: &dyn WarmupSource,

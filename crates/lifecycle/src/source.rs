@@ -257,7 +257,7 @@ impl Scanner {
         };
         let listed = match self.calls.call(&root.dir, list) {
             Some(ScanCall::Root { models, .. }) => models,
-            _ => Err(silent(&root.dir)),
+            _ => Err(no_answer_error(&root.dir)),
         };
         match listed {
             Ok(models) => {
@@ -340,7 +340,7 @@ impl Scanner {
         }
         let scan = |model: Arc<ModelConfig>| {
             let read = contents.remove(&model.name);
-            let contents = read.unwrap_or_else(|| Err(silent(directory_of(&model))));
+            let contents = read.unwrap_or_else(|| Err(no_answer_error(directory_of(&model))));
             ModelScan { base: Arc::unwrap_or_clone(model), contents }
         };
         models.into_iter().map(scan).collect()
@@ -424,7 +424,7 @@ fn directory_of(model: &ModelConfig) -> &Path {
 
 /// Returns the error of a directory whose file system does not answer, or that is not read because
 /// those of too many others do not.
-fn silent(dir: &Path) -> Error {
+fn no_answer_error(dir: &Path) -> Error {
     Error::unavailable(format!(
         "{}: its file system does not answer; it is read as soon as it answers",
         dir.display()

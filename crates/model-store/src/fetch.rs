@@ -2,9 +2,9 @@
 //! interruption.
 //!
 //! A journal beside the staged files holds the ranges that were written. Its first line is the
-//! fingerprint of the listing, so the rest of a version that was replaced meanwhile starts anew.
-//! Every tensor and the graph are hashed before the version becomes visible, so a wrong journal
-//! costs time and nothing else.
+//! fingerprint of the listing, so a version that was replaced meanwhile is fetched again from its
+//! start. Every tensor and the graph are hashed before the version becomes visible, so a wrong
+//! journal costs time and nothing else.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -22,10 +22,19 @@ pub(crate) const KINDS: [&str; 13] = [
     "other",
 ];
 
-/// Number of threads and their ticks (of USER_HZ), by name without number.
-pub type ThreadTicks = BTreeMap<String, (usize, u64)>;
+/// Threads whose names differ only in a number.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NamedThreads {
+    /// Number of threads.
+    pub count: usize,
+    /// Processor time of all of them, in ticks of USER_HZ.
+    pub ticks: u64,
+}
 
-/// Reads the current threads. Returns none if /proc cannot be read.
+/// Threads by name without number.
+pub type ThreadTicks = BTreeMap<String, NamedThreads>;
+
+/// Reads the current threads of this process. Returns none if /proc cannot be read.
 pub fn named() -> ThreadTicks {
     read(Path::new("/proc/self/task"))
 }
@@ -33,8 +42,8 @@ pub fn named() -> ThreadTicks {
 /// Counts the threads of each of [`KINDS`].
 pub(crate) fn count() -> [u64; KINDS.len()] {
     let mut counts = [0; KINDS.len()];
-    for (name, (count, _)) in named() {
-        counts[kind(&name)] += count as u64;
+    for (name, threads) in named() {
+        counts[kind(&name)] += threads.count as u64;
     }
     counts
 }
@@ -46,15 +55,17 @@ fn kind(name: &str) -> usize {
     KINDS.iter().position(|known| *known == first).unwrap_or(KINDS.len() - 1)
 }
 
+/// Reads the threads in `tasks`, a directory as `/proc/self/task`. Returns none if it cannot be
+/// read.
 fn read(tasks: &Path) -> ThreadTicks {
     let mut named = ThreadTicks::new();
     // A thread that ends between the listing and the reading is not counted.
     for task in std::fs::read_dir(tasks).into_iter().flatten().flatten().take(THREADS_READ_MAX) {
         let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
         let Some((name, ticks)) = parse(&stat) else { continue };
-        let kind = named.entry(name).or_default();
-        kind.0 += 1;
-        kind.1 += ticks;
+        let threads = named.entry(name).or_default();
+        threads.count += 1;
+        threads.ticks += ticks;
     }
     named
 }

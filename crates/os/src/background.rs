@@ -46,7 +46,7 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(60);
 pub enum Priority {
     /// Ordinary from the start.
     Ordinary,
-    /// Low or idle. The work may be stopped and begin anew at [`Priority::Escalated`].
+    /// Low or idle. The work may be stopped and begin again at [`Priority::Escalated`].
     Background,
     /// Ordinary, because the background thread got too little time.
     Escalated,
@@ -272,7 +272,7 @@ impl BackgroundRunner {
     }
 
     /// Runs `work` at idle priority until it ends, `stop` is set, or its time is up. `work` must be
-    /// able to begin anew, and checks [`Attempt::stop`]. `what` names it in the log.
+    /// able to begin again, and checks [`Attempt::stop`]. `what` names it in the log.
     ///
     /// # Errors
     /// Returns the errors of `work`. `Cancelled` if `stop` was set. `FailedPrecondition` with the
@@ -444,7 +444,7 @@ impl BackgroundRunner {
             let is_late = self.limit.is_some_and(|limit| attempt.began.elapsed() >= limit.max);
             if is_late || stop.load(Ordering::Relaxed) {
                 if !attempt.stop.swap(true, Ordering::Relaxed) {
-                    // From now on the work only has to stop, so its watch starts anew.
+                    // From now on the work only has to stop, so its watch starts again.
                     watch = start_watch();
                     stopped = Some(Instant::now());
                 } else if starves

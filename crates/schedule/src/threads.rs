@@ -4,7 +4,7 @@
 //! them than cores only take the cores from each other and make every run longer, so that is
 //! refused. A model that requests more threads inside one run takes them from the same number
 //! (`lifecycle` checks it during the load). Connection threads come on top. They are bound by the
-//! network, and use batch scheduling when requests pile up. Background threads run at idle priority
+//! network, and use batch scheduling when requests queue. Background threads run at idle priority
 //! and are not counted.
 
 use base::{Error, Result};

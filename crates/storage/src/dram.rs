@@ -75,7 +75,7 @@ fn no_room(error: Error) -> Error {
 }
 
 /// Converts the error of a direct read to the error of a medium. Bytes that the disk lost are
-/// `DataLoss`, because no other attempt can cure that.
+/// `DataLoss`, because another attempt cannot recover them.
 fn disk_error(path: &Path, error: Error) -> Error {
     let source = std::error::Error::source(&error);
     let code = source.and_then(|source| source.downcast_ref::<io::Error>()?.raw_os_error());

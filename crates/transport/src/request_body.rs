@@ -1,4 +1,4 @@
-//! A request's body, and the fate of the part that the handler does not read.
+//! A request's body, and the treatment of the part that the handler does not read.
 //!
 //! hyper closes an HTTP/1.1 connection whose request was not read to its end, but only after an
 //! answer that promised to keep it open. So the unread part comes back here. If it is small and

@@ -117,10 +117,10 @@ fn best_step(steps: &[ClientStep], target_ms: f64) -> Option<(ClientStep, bool)>
         .filter(|step| step.meets(target_ms))
         .max_by(|a, b| a.qps.total_cmp(&b.qps).then(b.clients.cmp(&a.clients)));
     // A step without any answer has a percentile of 0 and is the worst, not the best.
-    let pain = |step: &ClientStep| {
+    let latency = |step: &ClientStep| {
         if step.failed > 0 || step.qps == 0.0 { f64::INFINITY } else { step.p99_ms }
     };
-    let quickest = steps.iter().min_by(|a, b| pain(a).total_cmp(&pain(b)));
+    let quickest = steps.iter().min_by(|a, b| latency(a).total_cmp(&latency(b)));
     Some((*fastest.or(quickest)?, fastest.is_some()))
 }
 

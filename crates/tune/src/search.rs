@@ -66,7 +66,7 @@ pub(super) struct Rung {
     pub(super) name: String,
     /// Length of a slice in milliseconds.
     pub(super) slice_ms: u64,
-    /// Best first.
+    /// Measured points with their scores, the best first.
     pub(super) points: Vec<ScoredTunePoint>,
 }
 

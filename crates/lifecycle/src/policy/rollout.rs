@@ -26,7 +26,7 @@ const OVERFLOW_SHARE_MAX: f64 = 0.5;
 pub(crate) struct VersionRoles {
     /// Version of all requests that do not go to the candidate.
     pub(crate) stable: Option<u64>,
-    /// Version of a rollout.
+    /// New version that a rollout compares with `stable`.
     pub(crate) candidate: Option<u64>,
 }
 

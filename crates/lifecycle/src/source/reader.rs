@@ -34,8 +34,8 @@ impl SettingsMemory {
         self.stamp == stamp && self.labels.as_ref().is_none_or(same)
     }
 
-    /// Returns the settings of a file that is missing or empty for less than `time`. It may be
-    /// replaced at this moment. `None` for a file without settings.
+    /// Returns the last settings of a file that is missing or empty for less than `time`, because a
+    /// program may be replacing it. Returns `None` for a file without settings.
     fn while_replaced(&mut self, time: Duration, now: Instant) -> Option<Settings> {
         let since = *self.lost_since.get_or_insert(now);
         // A little less than the time, because timers are not exact.

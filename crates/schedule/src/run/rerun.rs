@@ -55,7 +55,7 @@ impl Drop for ThreadPermit {
     }
 }
 
-/// Starts a thread that runs the requests again. If there is none, they fail.
+/// Starts a thread that runs the requests again. If no thread can be started, the requests fail.
 pub(super) fn begin(batch: InterruptedBatch) {
     let Some(permit) = ThreadPermit::acquire() else { return batch.fail() };
     // A closure that cannot be started is dropped, and the requests must still be answered.

@@ -22,11 +22,11 @@ pub const IDS_MAX: usize = 65_536;
 /// Parts of a point to read. The others stay empty and cost no read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointParts {
-    /// True for the embedding.
+    /// True to read the embedding.
     pub embedding: bool,
-    /// True for the record.
+    /// True to read the record.
     pub record: bool,
-    /// True for the payload.
+    /// True to read the payload.
     pub payload: bool,
 }
 

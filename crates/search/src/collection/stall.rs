@@ -1,9 +1,9 @@
 //! Write stalls: decides when background work no longer yields to queries. A flush escalates if
-//! writers wait for it or if it takes too long. A merge escalates if segments pile up.
+//! writers wait for it or if it takes too long. A merge escalates if too many segments wait.
 //!
 //! A thread of low priority gets almost no time on a machine that queries keep busy. Writers would
 //! then block, and queries would scan ever more unflushed points and segments. Therefore threads of
-//! ordinary priority take over the work and start it anew.
+//! ordinary priority take over the work and start it again.
 
 use std::time::{Duration, Instant};
 

@@ -38,7 +38,7 @@ const BACKLOG_MARGIN_MAX: f64 = 8.0;
 const SLOWED_MAX: Duration = Duration::from_secs(1);
 /// Retry delay for a write that found no room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Maximum logs, which pile up if the list without them cannot be published.
+/// Maximum logs. Their number grows if the list without them cannot be published.
 const LOGS_MAX: usize = 16;
 /// Minimum length of a log before a new one is started, however small a memtable is.
 const LOG_BYTES_MIN: u64 = 64 << 10;
@@ -87,7 +87,7 @@ impl Collection {
     }
 
     /// Slows the caller down, for at most one second, while memtables fill faster than they are
-    /// flushed, or segments pile up faster than they are merged. Many short waits replace one wait
+    /// flushed, or segments are made faster than they are merged. Many short waits replace one wait
     /// of seconds once memory is full. Call this before [`Collection::apply`] and before taking a
     /// lock.
     pub fn throttle(&self) {

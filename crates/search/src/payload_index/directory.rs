@@ -101,7 +101,7 @@ pub(super) struct IndexDirectory {
     pub(super) rows: u32,
     /// True if every field of the segment is named here.
     pub(super) complete: bool,
-    /// By path.
+    /// Indexed fields, in the order of their paths.
     pub(super) fields: Vec<FieldDirectory>,
     pub(super) unindexed: Vec<UnindexedField>,
 }

@@ -82,7 +82,7 @@ fn has_room_now(core: &RegistryCore, task: BackgroundTask, outcome: &Result<bool
     task == BackgroundTask::Flush && outcome.as_ref().is_err_and(lacks) && core.move_codes()
 }
 
-/// Moves codes to the medium if segments of the collection pile up because their merge needs the
+/// Moves codes to the medium if segments of the collection wait because their merge needs the
 /// memory of these codes.
 fn make_room_for_merge(core: &RegistryCore, named: &NamedCollection) {
     // This runs for each collection, so it looks at the others only if a merge lacks memory.

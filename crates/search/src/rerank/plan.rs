@@ -45,7 +45,7 @@ pub(super) struct Joining {
 /// Reads to submit. Reads with the most promising candidates come first.
 #[derive(Debug, Default)]
 pub(super) struct ReadPlan {
-    /// Sorted by page.
+    /// Records to read, in the order of their pages.
     wanted: Vec<WantedRecord>,
     extents: Vec<Extent>,
     next: usize,

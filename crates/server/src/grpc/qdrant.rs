@@ -109,7 +109,7 @@ async fn run(
         return Err(Error::too_large(error).into());
     }
     let ConvertedCall { request, reservation } = convert(requests, call, message).await?;
-    let request = rest(request, &head.headers, head.extensions.get().copied())?;
+    let request = http_request(request, &head.headers, head.extensions.get().copied())?;
     // A router is always ready and never fails.
     let Ok(answered) = within(timeout(&head.headers), routes.call(request)).await?;
     drop(reservation);
@@ -150,7 +150,7 @@ async fn convert(
 }
 
 /// Returns the request of a route, with the headers of the call that identify its client.
-fn rest(
+fn http_request(
     request: RestRequest,
     headers: &HeaderMap,
     peer: Option<Peer>,

@@ -10,7 +10,7 @@ const BINS: usize = 36;
 const WINDOW_SIGMAS: f32 = 1.5;
 /// Minimum share of the strongest direction with which another one makes a second keypoint (Lowe).
 const SECOND_PEAK_MIN: f32 = 0.8;
-/// Smoothings of the histogram.
+/// Number of times that the histogram of directions is smoothed.
 const SMOOTHINGS: usize = 3;
 
 /// A keypoint with one of its directions.

@@ -97,7 +97,7 @@ pub(super) struct PoolWorker {
     pub(super) held: BudgetReservation,
     /// Tasks for threads with reserved memory.
     pub(super) hand_over: Sender<PoolJob>,
-    /// Tasks of the other threads, if this thread has reserved memory.
+    /// Tasks of other threads that had no memory. Empty if this thread has no reserved memory.
     pub(super) handed_over: Receiver<PoolJob>,
     /// Tasks that need another slice, in turn.
     pub(super) paused: VecDeque<PoolJob>,

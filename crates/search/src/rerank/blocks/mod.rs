@@ -96,7 +96,7 @@ pub(super) enum BlockLookup {
     Here(Arc<CachedBlock>),
     /// The block is not cached and should be read.
     Fill,
-    /// Not cached.
+    /// The block is not cached, and should not be read into the cache.
     Absent,
 }
 
