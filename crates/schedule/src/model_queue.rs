@@ -225,18 +225,17 @@ impl ModelQueue {
                 continue;
             }
             for entry in std::mem::take(level) {
-                match entry.expiry(now) {
-                    Some(error) => {
-                        let count = match error.kind() {
-                            base::ErrorKind::Cancelled => &mut self.counts.cancelled,
-                            _ => &mut self.counts.expired,
-                        };
-                        *count += u64::from(entry.counts());
-                        self.queued -= 1;
-                        expired.push((entry, error));
-                    }
-                    None => level.push_back(entry),
-                }
+                let Some(error) = entry.expiry(now) else {
+                    level.push_back(entry);
+                    continue;
+                };
+                let count = match error.kind() {
+                    base::ErrorKind::Cancelled => &mut self.counts.cancelled,
+                    _ => &mut self.counts.expired,
+                };
+                *count += u64::from(entry.counts());
+                self.queued -= 1;
+                expired.push((entry, error));
             }
         }
         self.due = self.levels.iter().flatten().map(|entry| entry.deadline).min();

@@ -126,20 +126,24 @@ fn torn(file: &File, draw: &mut Draw) -> Vec<u8> {
             Change::Truncate(length) if passes(draw) => bytes.truncate(*length as usize),
             Change::Truncate(_) => {}
             Change::Write(offset, written) => {
-                let end = offset + written.len() as u64;
-                let mut at = *offset;
-                while at < end {
-                    let next = end.min((at / SECTOR_BYTES + 1) * SECTOR_BYTES);
-                    if passes(draw) {
-                        let part = &written[(at - offset) as usize..(next - offset) as usize];
-                        put(&mut bytes, at, part);
-                    }
-                    at = next;
-                }
+                put_sectors(&mut bytes, *offset, written, || passes(draw));
             }
         }
     }
     bytes
+}
+
+/// Writes the sectors of `written`, which begins at `offset`, for which `passes` returns true.
+fn put_sectors(bytes: &mut Vec<u8>, offset: u64, written: &[u8], mut passes: impl FnMut() -> bool) {
+    let end = offset + written.len() as u64;
+    let mut at = offset;
+    while at < end {
+        let next = end.min((at / SECTOR_BYTES + 1) * SECTOR_BYTES);
+        if passes() {
+            put(bytes, at, &written[(at - offset) as usize..(next - offset) as usize]);
+        }
+        at = next;
+    }
 }
 
 /// Writes bytes, with zeros in a gap before them.
