@@ -4,12 +4,22 @@
 /// Free entry. No position is that high, because rings are smaller than 2^31 grains.
 const FREE: u32 = u32::MAX;
 
+/// Entry of the hash table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HashSlot {
+    hash: u32,
+    /// Position in the ring, in grains, or [`FREE`].
+    place: u32,
+}
+
+const FREE_SLOT: HashSlot = HashSlot { hash: 0, place: FREE };
+
 /// Linear probing. A removal moves later entries up, so there are no tombstones and look-ups never
 /// get slower (Knuth, The Art of Computer Programming 3, 6.4, algorithm R).
 #[derive(Debug)]
 pub(super) struct RecordIndex {
-    /// Hash and position of each entry. The length is a power of two.
-    slots: Box<[(u32, u32)]>,
+    /// The number of slots is a power of two.
+    slots: Box<[HashSlot]>,
     used: usize,
 }
 
@@ -18,12 +28,12 @@ impl RecordIndex {
     pub(super) fn new(entries: usize) -> RecordIndex {
         // At most 3/4 full, which keeps probes short.
         let slots = (entries.max(8) * 4 / 3).next_power_of_two();
-        RecordIndex { slots: vec![(0, FREE); slots].into_boxed_slice(), used: 0 }
+        RecordIndex { slots: vec![FREE_SLOT; slots].into_boxed_slice(), used: 0 }
     }
 
     /// Returns the bytes of `new(entries)`.
     pub(super) fn footprint(entries: usize) -> usize {
-        (entries.max(8) * 4 / 3).next_power_of_two() * size_of::<(u32, u32)>()
+        (entries.max(8) * 4 / 3).next_power_of_two() * size_of::<HashSlot>()
     }
 
     /// Returns true if there is room for one more.
@@ -39,12 +49,12 @@ impl RecordIndex {
     pub(super) fn find(&self, hash: u32, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut at = hash as usize & self.mask();
         loop {
-            let &(own, place) = self.slots.get(at)?;
-            if place == FREE {
+            let slot = self.slots.get(at)?;
+            if slot.place == FREE {
                 return None;
             }
-            if own == hash && is(place) {
-                return Some(place);
+            if slot.hash == hash && is(slot.place) {
+                return Some(slot.place);
             }
             at = (at + 1) & self.mask();
         }
@@ -56,11 +66,11 @@ impl RecordIndex {
             return;
         }
         let mut at = hash as usize & self.mask();
-        while self.slots.get(at).is_some_and(|slot| slot.1 != FREE) {
+        while self.slots.get(at).is_some_and(|slot| slot.place != FREE) {
             at = (at + 1) & self.mask();
         }
         if let Some(slot) = self.slots.get_mut(at) {
-            *slot = (hash, place);
+            *slot = HashSlot { hash, place };
             self.used += 1;
         }
     }
@@ -68,8 +78,8 @@ impl RecordIndex {
     /// Removes a position. Returns true if it existed.
     pub(super) fn remove(&mut self, hash: u32, place: u32) -> bool {
         let mut at = hash as usize & self.mask();
-        let wanted = (hash, place);
-        while self.slots.get(at).is_some_and(|slot| slot.1 != FREE && *slot != wanted) {
+        let wanted = HashSlot { hash, place };
+        while self.slots.get(at).is_some_and(|slot| slot.place != FREE && *slot != wanted) {
             at = (at + 1) & self.mask();
         }
         let there = self.slots.get(at) == Some(&wanted);
@@ -86,19 +96,19 @@ impl RecordIndex {
         let mut at = gap;
         loop {
             at = (at + 1) & mask;
-            let (hash, place) = self.slots[at];
-            if place == FREE {
+            let slot = self.slots[at];
+            if slot.place == FREE {
                 break;
             }
-            let home = hash as usize & mask;
-            // It may move to the gap if its first slot is not cyclically between the gap and its
+            let home = slot.hash as usize & mask;
+            // The entry may move to the gap if its first slot is not cyclically between the gap and its
             // current slot.
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(gap) & mask) {
-                self.slots[gap] = (hash, place);
+                self.slots[gap] = slot;
                 gap = at;
             }
         }
-        self.slots[gap].1 = FREE;
+        self.slots[gap] = FREE_SLOT;
         self.used -= 1;
     }
 }
