@@ -1,4 +1,4 @@
-//! Messages between the threads.
+//! Messages between the threads of the lifecycle.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Mapped files.
+//! Memory mappings of files, guarded against pages that the hardware loses.
 
 use std::fs::File;
 use std::io;

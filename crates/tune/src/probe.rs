@@ -1,4 +1,4 @@
-//! Strategies of measuring. One climbs to the best number of clients of a point, and the other
+//! Strategies of measuring points. One climbs to the best number of clients of a point, and the other
 //! measures many points in turn.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Points of the grid.
+//! Points of the grid. A point is one combination of the settings that a search tries.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Images in memory.
+//! Images in memory, in colour or grey: resized, mirrored and cut.
 
 use image::imageops::{self, FilterType};
 use image::{ImageBuffer, Rgb};

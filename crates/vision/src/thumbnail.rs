@@ -1,4 +1,4 @@
-//! Thumbnails.
+//! Thumbnails: an image as a small JPEG file.
 
 use base::{Error, Result};
 use image::ExtendedColorType;

@@ -1,4 +1,4 @@
-//! State of the copies from which models are served.
+//! Reports about the stores whose copies are served.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Building an index.
+//! Builds an index of fingerprints from their records, row by row.
 
 use super::BLOCK_ROWS;
 use super::cell::{CELLS, EdgeFinder, FiledEdge};
@@ -12,7 +12,7 @@ struct RowEdge {
     edge: FiledEdge,
 }
 
-/// Collects prints, row by row.
+/// Builder of an index, which takes fingerprints row by row.
 #[derive(Debug, Default)]
 pub struct EdgeIndexBuilder {
     index: EdgeIndex,

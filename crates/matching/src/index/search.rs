@@ -1,4 +1,4 @@
-//! Queries.
+//! Searches an index of fingerprints: counts the votes of a query for each row.
 
 use std::cmp::Ordering;
 

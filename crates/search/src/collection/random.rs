@@ -1,4 +1,4 @@
-//! Random points.
+//! Random points of a collection, by draws of rows.
 
 use std::collections::HashSet;
 

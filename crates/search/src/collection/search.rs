@@ -1,5 +1,5 @@
-//! Queries. The coarse filter runs over all segments and memtables, and then the exact stage over
-//! the best candidates.
+//! Queries of a collection. The coarse filter runs over all segments and memtables. Then the exact
+//! stage scores the best candidates.
 
 use std::cell::OnceCell;
 use std::sync::Arc;

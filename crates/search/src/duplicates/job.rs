@@ -1,4 +1,5 @@
-//! The job. It walks, scans in several threads, and keeps its results.
+//! The job that finds the duplicates of a collection. It walks through the points, compares them in
+//! several threads, and stores the pairs that it finds.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
