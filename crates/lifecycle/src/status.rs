@@ -56,8 +56,8 @@ impl std::fmt::Display for LifecycleState {
 pub enum UpdateStatus {
     /// The version waits for its turn.
     Waiting {
-        /// End of the version's wait in the window (`--update-window`). `None` if that has ended and
-        /// the version waits until fewer other processes load.
+        /// End of the version's wait in the window (`--update-window`). `None` if that has ended
+        /// and the version waits until fewer other processes load.
         until: Option<SystemTime>,
     },
     /// The version did not load in another process of the fleet, so it is not loaded here.

@@ -1,4 +1,5 @@
-//! Matching of photographs. Points match only if their descriptors do, and lengths only up to a scale.
+//! Matching of photographs. Points match only if their descriptors do, and lengths only up to a
+//! scale.
 //!
 //! Descriptors leave few candidates, so the order of the steps differs from that for fingerprints.
 //!

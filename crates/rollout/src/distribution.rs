@@ -112,8 +112,8 @@ pub struct Drift {
     pub of: String,
     /// Largest difference of the cumulative distributions.
     pub distance: f64,
-    /// Lower bound of the distance at the `level` of [`DistributionCounts::drift`]. It is valid after
-    /// any number of answers.
+    /// Lower bound of the distance at the `level` of [`DistributionCounts::drift`]. It is valid
+    /// after any number of answers.
     pub proven: f64,
 }
 

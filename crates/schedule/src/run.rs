@@ -1,4 +1,5 @@
-//! A run of one or several requests on the engine. It joins its requests, calls the engine, and answers each request once.
+//! A run of one or several requests on the engine. It joins its requests, calls the engine, and
+//! answers each request once.
 
 mod direct;
 mod rerun;

@@ -154,8 +154,8 @@ impl ModelConfigurator {
         Ok(set)
     }
 
-    /// Reads the source of `watch` again in its interval, and at once after SIGHUP. Applies changes.
-    /// Returns once `stopped` is true.
+    /// Reads the source of `watch` again in its interval, and at once after SIGHUP. Applies
+    /// changes. Returns once `stopped` is true.
     pub(crate) async fn follow(
         self: Arc<Self>,
         watch: ConfigWatch,

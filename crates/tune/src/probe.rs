@@ -1,5 +1,5 @@
-//! Strategies of measuring points. One climbs to the best number of clients of a point, and the other
-//! measures many points in turn.
+//! Strategies of measuring points. One climbs to the best number of clients of a point, and the
+//! other measures many points in turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -246,8 +246,8 @@ impl Stored {
     }
 }
 
-/// Converts a minutia of a template. `direction` is in radians, clockwise. `kind` is `E` (ending) or
-/// `B` (bifurcation).
+/// Converts a minutia of a template. `direction` is in radians, clockwise. `kind` is `E` (ending)
+/// or `B` (bifurcation).
 fn vertex(x: f64, y: f64, direction: f64, kind: u8) -> Result<Vertex> {
     if !(x.abs() <= POSITION_MAX && y.abs() <= POSITION_MAX) {
         return Err(malformed("a position is out of range"));

@@ -1,4 +1,5 @@
-//! Writes to a collection. Changes go to the log and to memory, and are acknowledged once the log is durable.
+//! Writes to a collection. Changes go to the log and to memory, and are acknowledged once the log
+//! is durable.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,5 @@
-//! Data that no segment has yet: the changes in the log, and the points in memory that they produce.
+//! Data that no segment has yet: the changes in the log, and the points in memory that they
+//! produce.
 
 mod memtable;
 mod op;

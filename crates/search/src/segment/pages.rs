@@ -295,8 +295,8 @@ impl PageCache {
         PageCache { shares: true, ..PageCache::new(places) }
     }
 
-    /// Returns the bytes of `pages` pages from `key` on. Calls `read` to fill the buffer if they are
-    /// not cached.
+    /// Returns the bytes of `pages` pages from `key` on. Calls `read` to fill the buffer if they
+    /// are not cached.
     fn get(
         &mut self,
         key: PageKey,

@@ -99,9 +99,9 @@ fn add(sums: &mut [f32; NUMBERS], sample: Sample) {
 /// points no better.
 const TESTS: [(u8, u8); DESCRIPTOR_BYTES * 8] = draw_tests();
 
-/// Returns the pairs of values that [`TESTS`] compares. Each is a pair of indices into the numbers of
-/// a point: one direction in two different cells. A generator of pseudo-random numbers (xorshift) with
-/// a fixed seed chooses them.
+/// Returns the pairs of values that [`TESTS`] compares. Each is a pair of indices into the numbers
+/// of a point: one direction in two different cells. A generator of pseudo-random numbers
+/// (xorshift) with a fixed seed chooses them.
 const fn draw_tests() -> [(u8, u8); DESCRIPTOR_BYTES * 8] {
     let mut tests = [(0, 0); DESCRIPTOR_BYTES * 8];
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
