@@ -101,8 +101,8 @@ impl RecordIndex {
                 break;
             }
             let home = slot.hash as usize & mask;
-            // The entry may move to the gap if its first slot is not cyclically between the gap and its
-            // current slot.
+            // The entry may move to the gap if its first slot is not cyclically between the gap and
+            // its current slot.
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(gap) & mask) {
                 self.slots[gap] = slot;
                 gap = at;
