@@ -53,6 +53,8 @@ fn run_in(root: &Path, krate: &str, check: bool) -> Result<()> {
     Ok(())
 }
 
+/// Generates the Rust code of the files in `proto`. With `described`, also returns their
+/// descriptors.
 fn generate(proto: &Path, described: bool) -> Result<GeneratedFiles> {
     let mut sources: Vec<_> =
         read(proto)?.into_keys().filter(|name| name.ends_with(".proto")).collect();

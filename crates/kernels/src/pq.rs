@@ -186,6 +186,7 @@ fn scan_at(
     }
 }
 
+/// Scans `blocks` as [`scan`] does, without SIMD.
 fn scan_scalar(
     table: &CostTable,
     blocks: PqBlocks<'_>,

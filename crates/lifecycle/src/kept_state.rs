@@ -59,6 +59,8 @@ impl<T> Default for KeptFile<T> {
 }
 
 impl<T: Clone + DeserializeOwned + Serialize + PartialEq> KeptState<T> {
+    /// Reads the state in `file`. State that cannot be read is logged and left out, so that the
+    /// server starts. Without a file, nothing is kept.
     pub(crate) fn open(file: Option<PathBuf>) -> KeptState<T> {
         let read = |file: &Path| {
             read(file).unwrap_or_else(|error| {

@@ -307,6 +307,7 @@ impl Lifecycle {
         Ok(jobs)
     }
 
+    /// Starts the unload threads. Returns the queue of the versions that they release.
     fn start_unloaders(
         &self,
         config: &LifecycleConfig,

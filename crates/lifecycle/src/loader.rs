@@ -376,6 +376,7 @@ impl Loader {
         })
     }
 
+    /// Opens the session of a version on its engine, once its parameters are in place.
     fn open(
         &self,
         placed: &mut PlacedVersion,

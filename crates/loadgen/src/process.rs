@@ -204,6 +204,10 @@ impl ServerProcess {
         }
     }
 
+    /// Waits until the server is ready.
+    ///
+    /// # Errors
+    /// `Unavailable` if the server has ended. `DeadlineExceeded` after [`READY_TIMEOUT`].
     fn wait_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {

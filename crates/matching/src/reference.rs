@@ -103,6 +103,8 @@ fn angle_error(a: Edge, b: Edge) -> u32 {
     sum * ERROR_SCALE / (2 * u32::from(ANGLE_ERROR_MAX))
 }
 
+/// Grows a pairing from `root`, as [`crate::grow`] does. Each graph comes with the edges of each
+/// vertex.
 fn grow(
     root: (usize, usize),
     probe: (&[Vertex], &[Vec<To>]),
@@ -151,6 +153,8 @@ struct LinkedPair {
     links: Vec<(usize, u32)>,
 }
 
+/// Matches two photographs, as [`crate::described`] does. `own` and `other` are the vertices of
+/// `probe` and `record`.
 fn described(
     probe: &Graph,
     record: &Graph,

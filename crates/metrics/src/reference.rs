@@ -357,6 +357,7 @@ impl DescribedMetric {
         }
     }
 
+    /// Formats one metric as a row of the table.
     fn row(&mut self) -> String {
         let label = |(name, values): &mut (String, Vec<String>)| {
             values.sort();

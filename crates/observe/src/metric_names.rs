@@ -241,6 +241,7 @@ fn header(text: &mut String, name: &str, help: &str, kind: &str) {
     text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
 }
 
+/// Appends the metrics of ready versions under Triton's names.
 fn triton(parts: &ObservedParts, text: &mut String) {
     let catalog = parts.lifecycle.catalog();
     let mut versions = Vec::new();

@@ -35,6 +35,8 @@ impl CoreTimes {
     }
 }
 
+/// Parses `/proc/stat`. Adds up the times of the cores for which `allowed` returns true. Returns
+/// `None` without such a core.
 fn parse(text: &str, ticks_per_second: f64, allowed: impl Fn(usize) -> bool) -> Option<CoreTimes> {
     let mut times = CoreTimes::default();
     for line in text.lines() {

@@ -71,6 +71,7 @@ pub(crate) fn condition(condition: Condition) -> Result<Value> {
     })
 }
 
+/// Returns the JSON of a condition on one payload field.
 fn field(given: FieldCondition) -> Result<Value> {
     let FieldCondition { key, .. } = given;
     let member = |part: &str, value: Result<Value>| {

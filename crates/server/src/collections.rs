@@ -103,6 +103,7 @@ impl Collections {
         drop(self.registry.lock().take());
     }
 
+    /// Returns the options of the registry in `directory`.
     fn options(&self, directory: &Path) -> RegistryOptions {
         let config = &self.config;
         let options = RegistryOptions {

@@ -62,6 +62,11 @@ pub fn decompress(
     }
 }
 
+/// Reads `from` to its end. The buffer doubles, and `reservation` counts its bytes.
+///
+/// # Errors
+/// `TooLarge` above `bytes_max` bytes. `InvalidArgument` for damaged data. Also the errors of the
+/// budget.
 fn read_all(mut from: impl Read, bytes_max: usize, mut reservation: Reservation) -> Result<Bytes> {
     let damaged = |error| Error::invalid("the body cannot be decompressed").caused_by(error);
     let mut all = Vec::new();

@@ -518,6 +518,7 @@ impl AcceptFailures {
     }
 }
 
+/// Returns the settings of connections of one HTTP version: timeouts, windows, and maximum sizes.
 fn connection_builder(
     version: HttpVersion,
     limits: ConnectionLimits,

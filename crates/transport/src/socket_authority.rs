@@ -144,6 +144,7 @@ struct HeaderBlock {
 }
 
 impl HeaderBlock {
+    /// Reads one byte of the block. Replaces a byte of `:authority` that `http` would refuse.
     fn patch(&mut self, byte: &mut u8) {
         match self.element {
             BlockElement::Field => {

@@ -50,6 +50,7 @@ impl ChartAxes {
         HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share.clamp(0.0, 1.0)
     }
 
+    /// Draws the lines of the grid with their labels.
     fn grid(&self, svg: &mut String) {
         let step = nice(self.qps_max / TICKS);
         let mut qps = 0.0;

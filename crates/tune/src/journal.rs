@@ -219,6 +219,7 @@ fn read(
     }
 }
 
+/// Parses a journal. Returns its measurements, or the reason why this search cannot use them.
 fn parse(bytes: &[u8], header: &JournalHeader) -> Result<HashMap<SliceKey, Slice>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_owned())?;
     // The end of the process may cut the last line short. That measurement is made again.

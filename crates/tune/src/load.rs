@@ -209,6 +209,10 @@ fn pace(args: &BenchLoadArgs) -> Result<LoadLoop> {
     }
 }
 
+/// Prints the result, and writes it to the files that `args` name.
+///
+/// # Errors
+/// `Unavailable` if no request succeeded. Also if a file cannot be written.
 fn report(args: &BenchLoadArgs, measured: &Measurement, context: RunContext) -> Result<()> {
     let counted = &measured.counted;
     let report = BenchLoadReport {

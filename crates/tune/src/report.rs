@@ -265,6 +265,7 @@ impl<'a> TuneSummary<'a> {
         lines
     }
 
+    /// Writes the chosen point, and its comparison with the full grid.
     fn headline(&self, page: &mut String) {
         let ScoredTunePoint { point, best, within, .. } = self.chosen();
         let met = if *within { "within" } else { "NOT within" };

@@ -57,6 +57,7 @@ impl RecordedCalls {
         Ok(records)
     }
 
+    /// Adds the requests of one file: a log in JSON, or a warm-up file of TensorFlow Serving.
     fn add(&mut self, path: &Path, model: Option<&str>) -> Result<()> {
         let io = |e: std::io::Error| Error::new(Error::io(path, &e).kind(), e.to_string());
         if std::fs::metadata(path).map_err(io)?.len() > FILE_BYTES_MAX {

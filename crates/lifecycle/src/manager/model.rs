@@ -534,6 +534,7 @@ impl Model {
     }
 }
 
+/// Returns the public status of a version, with one reason for its state.
 fn status(number: u64, version: &Version) -> VersionStatus {
     let changed = || {
         let serving = version.serving.as_ref()?;

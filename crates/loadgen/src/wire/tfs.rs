@@ -75,6 +75,8 @@ pub(super) fn encode_http(
     })
 }
 
+/// Requests the metadata of the model over gRPC. Returns the inputs of its default signature, or of
+/// its first one.
 pub(super) fn inputs_grpc(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let request = GetModelMetadataRequest {
         model_spec: model_spec(target),

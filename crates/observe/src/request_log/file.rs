@@ -189,6 +189,8 @@ impl LogFiles {
         }
     }
 
+    /// Creates a file for the records of `model`. If too many files are unfinished, closes the one
+    /// that was used least recently.
     fn create(&mut self, model: &Arc<str>) -> Result<()> {
         if self.unfinished.len() >= UNFINISHED_MAX {
             let oldest = self.unfinished.iter().min_by_key(|(_, file)| file.used);

@@ -66,6 +66,8 @@ impl RequestStarter {
 }
 
 impl CallTrace {
+    /// Returns the span of the call, which ends now. A call without a status was dropped by its
+    /// client.
     fn span(&self) -> Span {
         // A client can send a method of any length.
         let method = cut(self.method.as_str(), PATH_BYTES_MAX);

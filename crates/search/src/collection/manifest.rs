@@ -115,6 +115,11 @@ impl ManifestContent {
             .map_err(|error| Error::internal("the list of segments").caused_by(error))
     }
 
+    /// Decodes the list of segments.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for a list of another version. `DataLoss` for bytes that are not a
+    /// list.
     pub(super) fn decode(bytes: &[u8]) -> Result<ManifestContent> {
         /// The part that all versions have.
         #[derive(Deserialize)]

@@ -271,6 +271,7 @@ impl<'a> DirectoryBytes<'a> {
         Some(BitmapPlace { count, offset: self.within(offset, bytes)?, bytes })
     }
 
+    /// Reads the directory of one field. Returns `None` if it is damaged.
     fn field(&mut self) -> Option<FieldDirectory> {
         let path = self.text()?.into();
         let mut kinds = [0; KINDS];

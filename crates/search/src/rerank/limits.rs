@@ -58,6 +58,7 @@ impl SearchLimits {
         ReaderOptions { depth: self.in_flight, read_bytes_max: self.read_bytes_max }
     }
 
+    /// Checks that the limits fit each other and the constants of this module.
     pub(super) fn check(&self) -> Result<()> {
         let aligned = |bytes: usize| bytes.is_multiple_of(PAGE_BYTES);
         if !(1..=QUERIES_MAX).contains(&self.queries)

@@ -45,6 +45,7 @@ pub(super) async fn openapi() -> Reply {
     Reply::json(DOCUMENT.clone())
 }
 
+/// Joins the descriptions of all APIs to one OpenAPI document.
 pub(crate) fn document() -> Value {
     let mut tags = Vec::new();
     let mut paths = Map::new();

@@ -52,6 +52,7 @@ struct LoadParameters {
     others: BTreeMap<String, serde::de::IgnoredAny>,
 }
 
+/// Loads the versions that the policy selects, or the version that the body names.
 pub(super) async fn load(
     State(state): Shared<ModelsState>,
     Path(target): Path<ModelPath>,

@@ -78,6 +78,7 @@ impl CorsPolicy {
         }))
     }
 
+    /// Answers a preflight request itself, and adds the headers of CORS to other responses.
     async fn answer(&self, request: Request, next: Next) -> Response {
         let preflight =
             request.method() == Method::OPTIONS && request.headers().contains_key(header::ORIGIN);

@@ -291,6 +291,8 @@ impl AccessPolicy {
         found.and_then(Result::ok).flatten().map(|(grant, _)| grant)
     }
 
+    /// Checks that the caller may make admin calls. `calls` begins the error, such as "models are
+    /// loaded".
     fn check_admin(&self, calls: &str, caller: Caller<'_>, grant: Option<&KeyGrant>) -> Result<()> {
         let local = is_local(caller.peer, caller.headers);
         let admin = grant.is_some_and(|grant| grant.role() == KeyRole::Admin);

@@ -46,6 +46,8 @@ pub(super) enum Symmetry {
 }
 
 impl FilterBank {
+    /// Parses the transform table: the number of taps of each filter, and the right half of its
+    /// taps.
     pub(super) fn parse(body: &[u8]) -> Result<FilterBank> {
         let too_short = || damaged("its transform table is too short");
         let &[low_taps, high_taps, ..] = body else { return Err(too_short()) };

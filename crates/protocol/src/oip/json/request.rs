@@ -156,6 +156,7 @@ fn read_outputs(reader: &mut JsonReader<'_>) -> Result<Vec<RequestedOutput>> {
     Ok(outputs)
 }
 
+/// Reads an entry of the list "outputs".
 fn read_output(reader: &mut JsonReader<'_>) -> Result<RequestedOutput> {
     let mut name = None;
     // The name may come after the parameters.

@@ -90,6 +90,8 @@ fn read(reader: &mut JsonReader<'_>, json: &Bytes) -> Result<PendingTensor> {
 }
 
 impl TensorMembers {
+    /// Reads the member `key`. Elements are parsed at once if type and shape came before them.
+    /// Otherwise their place is kept, and they are parsed later.
     fn read(&mut self, reader: &mut JsonReader<'_>, key: &str) -> Result<()> {
         match key {
             "name" => self.name = Some(read_name(reader)?),
