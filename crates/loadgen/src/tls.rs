@@ -24,8 +24,7 @@ const VERSION_1: &str = "it has version 1 of X.509, which TLS does not accept; i
 /// Certificates of a client.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsArgs {
-    /// Certificates of issuers that https:// and grpcs:// trust (PEM) [default: those of the
-    /// system]
+    /// Certificates of issuers that https:// and grpcs:// trust (PEM) [default: those of the system]
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// Certificate of this client (PEM), for a server that requires one
