@@ -285,7 +285,7 @@ impl BackupContext<'_> {
         path: &Path,
         each: &mut impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<blake3::Hash> {
-        let mut source = DirectFile::open(path, true).map_err(|error| match error.kind() {
+        let mut source = DirectFile::open_direct(path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => damaged_object(file, "it is missing"),
             _ => error,
         })?;

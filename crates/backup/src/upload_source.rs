@@ -46,7 +46,7 @@ impl<'a> StoredSource<'a> {
     ) -> Result<StoredSource<'a>> {
         let local = match store.local_path(&key)? {
             Some(path) => {
-                let file = DirectFile::open(&path, true)?;
+                let file = DirectFile::open_direct(&path)?;
                 if file.bytes() < bytes {
                     return Err(shortened(&key, bytes));
                 }

@@ -83,7 +83,7 @@ fn write_new(path: &Path) -> std::io::Result<()> {
 
 fn read_block(path: &Path) -> Result<Option<String>, String> {
     let text = |error: base::Error| error.message().to_owned();
-    let mut file = DirectFile::open(path, true).map_err(text)?;
+    let mut file = DirectFile::open_direct(path).map_err(text)?;
     // A vector has no alignment, so take the aligned block inside one of twice the size.
     let mut buffer = vec![0u8; 2 * DIRECT_ALIGNMENT];
     let start = buffer.as_ptr().align_offset(DIRECT_ALIGNMENT);

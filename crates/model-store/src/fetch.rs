@@ -311,7 +311,7 @@ impl VersionFetch<'_> {
         range: Range<u64>,
         hash: &str,
     ) -> bool {
-        let Ok(mut source) = DirectFile::open(&from.file, true) else { return false };
+        let Ok(mut source) = DirectFile::open_direct(&from.file) else { return false };
         let mut hasher = blake3::Hasher::new();
         let mut buffer = AlignedBuffer::new(BLOCK_BYTES);
         let mut at = range.start;

@@ -22,7 +22,7 @@ impl HashedFile {
     /// # Errors
     /// I/O errors.
     pub(crate) fn open(path: &Path) -> Result<HashedFile> {
-        let file = DirectFile::open(path, true)?;
+        let file = DirectFile::open_direct(path)?;
         Ok(HashedFile { file, buffer: AlignedBuffer::new(BLOCK_BYTES) })
     }
 

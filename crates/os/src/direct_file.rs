@@ -29,7 +29,15 @@ pub struct DirectFile {
 }
 
 impl DirectFile {
-    /// Opens `path` for reading, with O_DIRECT if `direct` is set and possible.
+    /// Opens `path` for reading past the page cache, if the file system can do that.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_direct(path: &Path) -> Result<DirectFile> {
+        DirectFile::open(path, true)
+    }
+
+    /// Opens `path` for reading, with O_DIRECT if `direct` is true and the file system can do that.
     ///
     /// # Errors
     /// `NotFound`, `PermissionDenied` or `Internal` if the file cannot be opened. `DataLoss` for a
@@ -213,7 +221,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, [7; 100]).unwrap();
-        let mut file = DirectFile::open(&path, true).unwrap();
+        let mut file = DirectFile::open_direct(&path).unwrap();
         let mut buffer = AlignedBuffer::new(1);
         let error = file.read_exact_at(buffer.as_mut_slice(), 0, 101).unwrap_err();
         assert_eq!(error.kind(), base::ErrorKind::DataLoss);
@@ -227,7 +235,7 @@ mod tests {
         let path = dir.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         for path in [path.as_path(), Path::new("/dev/null")] {
-            let error = DirectFile::open(path, true).unwrap_err();
+            let error = DirectFile::open_direct(path).unwrap_err();
             assert_eq!(error.kind(), base::ErrorKind::DataLoss, "{error}");
             assert!(error.message().ends_with("not a regular file"), "{error}");
         }
@@ -240,7 +248,7 @@ mod tests {
         std::fs::write(&path, b"abc").unwrap();
         // A file system without direct reads refuses the open.
         let flags =
-            if DirectFile::open(&path, true).unwrap().is_direct() { libc::O_DIRECT } else { 0 };
+            if DirectFile::open_direct(&path).unwrap().is_direct() { libc::O_DIRECT } else { 0 };
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         leave_direct(&file).unwrap();

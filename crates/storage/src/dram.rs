@@ -125,7 +125,7 @@ impl Medium for DramMedium {
         match &self.files {
             DramFiles::Durable(directory) => {
                 let path = directory.file(name)?;
-                let mut source = DirectFile::open(&path, true)?;
+                let mut source = DirectFile::open_direct(&path)?;
                 self.create_sealed(source.bytes(), |memory, length| {
                     for start in (0..length).step_by(COPY_BYTES) {
                         let bytes = COPY_BYTES.min(length - start);

@@ -53,7 +53,7 @@ fn misplaced_reads_are_refused() {
     std::fs::write(&path, noise(3, 8192)).unwrap();
     let mut region = pool(1).allocate(SLOT_BYTES).unwrap();
     let buffer = region.as_mut_slice();
-    let mut file = DirectFile::open(&path, true).unwrap();
+    let mut file = DirectFile::open_direct(&path).unwrap();
     for error in [
         file.read_exact_at(&mut buffer[1..], 0, 4096),
         file.read_exact_at(buffer, 512, 4096),
@@ -67,7 +67,7 @@ fn misplaced_reads_are_refused() {
 fn a_file_system_without_direct_reads_still_reads() {
     // procfs refuses O_DIRECT.
     let path = std::path::Path::new("/proc/self/cmdline");
-    let mut file = DirectFile::open(path, true).unwrap();
+    let mut file = DirectFile::open_direct(path).unwrap();
     let mut region = pool(1).allocate(SLOT_BYTES).unwrap();
     file.read_exact_at(region.as_mut_slice(), 0, 4).unwrap();
     assert!(!file.is_direct());

@@ -207,7 +207,8 @@ impl Vectors {
         }
     }
 
-    /// Returns the verified pages of a row of a file in mapped memory.
+    /// Returns the verified pages of a row of a file in mapped memory. `has_lost` is true if the
+    /// file has lost pages, so that pages are verified again.
     fn mapped_row<'b>(&self, file: &'b [u8], row: u32, has_lost: bool) -> Result<&'b [u8]> {
         let pages = self.pages(row);
         let (offset, length) = self.file_range(&pages);
