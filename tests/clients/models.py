@@ -93,7 +93,7 @@ GATHER_ROWS = 1000
 
 
 def gather(path: pathlib.Path) -> pathlib.Path:
-    """An embedding table looked up by int64 ids: values that make an index error visible."""
+    """Saves a model that looks rows of a table up by int64 ids. Each row differs, so that a wrong index is visible."""
     table = np.arange(GATHER_ROWS * 16, dtype=np.float32).reshape(GATHER_ROWS, 16)
     return save(
         path,

@@ -338,7 +338,7 @@ def test_a_client_that_stalls_in_its_body_is_disconnected(serve, tmp_path):
     server.assert_serving()
 
 
-def test_a_client_that_dribbles_its_headers_is_disconnected(serve, tmp_path):
+def test_a_client_that_sends_its_headers_slowly_is_disconnected(serve, tmp_path):
     server = serve(tmp_path / "root", "--client-timeout", "1s")
     started = time.monotonic()
     with connect(server) as connection:

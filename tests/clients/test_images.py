@@ -27,7 +27,7 @@ BULK_TIMEOUT_S = 500
 
 
 def patches(path: pathlib.Path) -> pathlib.Path:
-    """Returns an image's mean colours in 4 x 4 cells, which differ for generated images."""
+    """Saves a model that returns the mean colours of an image in 4 x 4 cells. They differ for generated images."""
     cell = SIDE // CELLS
     return save(
         path,

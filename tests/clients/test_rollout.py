@@ -34,7 +34,7 @@ def plus(path: pathlib.Path, stamp: float) -> pathlib.Path:
 
 
 def failing(path: pathlib.Path) -> pathlib.Path:
-    """Adds 2 to x, and fails if an element is 1 or more: an element is the number of a row, and there is one row."""
+    """Saves a model that adds 2 to x. It fails if an element is 1 or more, because its table has one row."""
     return save(
         path,
         [
