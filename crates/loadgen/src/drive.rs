@@ -396,12 +396,14 @@ impl ClientThread {
         Ok(())
     }
 
+    /// Returns the index of the next request. The threads take turns through the list.
     fn next_shot(&self) -> usize {
         let shot = self.next.get();
         self.next.set(shot.wrapping_add(self.plan.threads));
         shot % self.plan.shots.len()
     }
 
+    /// Sends request `shot`, judges the answer, and records the latency since `due`.
     async fn fire(&self, due: Duration, shot: usize) {
         let answer = self.call(shot).await;
         let latency = self.plan.start.elapsed().saturating_sub(due);

@@ -102,6 +102,8 @@ fn install() {
     }
 }
 
+/// Handler of SIGBUS. Replaces a lost page of a guarded mapping by zeros and counts it. Passes any
+/// other signal on to the earlier handler.
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo; for SIGBUS it has an address.
     let address = unsafe { (*info).si_addr() } as usize;

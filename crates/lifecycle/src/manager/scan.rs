@@ -55,7 +55,7 @@ impl Manager {
                 let observer = &*self.context.observer;
                 model.ignored_versions.update(ignored_versions, &name, observer);
                 model.configure(&mut self.context, &base, &settings);
-                model.see(&self.context, versions);
+                model.apply_scan(&self.context, versions);
             }
             // Its settings stay as they are too.
             Err(error) => model.not_seen(error.to_string()),
@@ -139,20 +139,22 @@ impl Model {
         self.path_error = Some(error);
     }
 
-    fn see(&mut self, context: &ManagerContext, versions: Vec<VersionScan>) {
+    /// Takes over the versions that a scan found. Versions that it did not find lose their
+    /// directory.
+    fn apply_scan(&mut self, context: &ManagerContext, versions: Vec<VersionScan>) {
         let seen: BTreeSet<u64> = versions.iter().map(|scan| scan.version).collect();
         for (_, version) in self.versions.iter_mut().filter(|(number, _)| !seen.contains(number)) {
             version.disk = None;
             version.pinned = false;
         }
         for VersionScan { version, dir, fingerprint, found } in versions {
-            self.see_version(context, version, Disk { dir, fingerprint, found });
+            self.apply_version_scan(context, version, Disk { dir, fingerprint, found });
         }
         self.check_resumed();
     }
 
     /// Takes the state of one version on disk. Files that changed end a failure or a withdrawal.
-    fn see_version(&mut self, context: &ManagerContext, number: u64, disk: Disk) {
+    fn apply_version_scan(&mut self, context: &ManagerContext, number: u64, disk: Disk) {
         let key = self.state_key();
         let Some(version) = self.versions.get_mut(&number) else {
             let reason = context.withdrawals.reason(&key, number, disk.fingerprint);

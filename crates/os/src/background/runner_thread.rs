@@ -15,12 +15,14 @@ pub(super) struct RunnerThread {
 }
 
 impl RunnerThread {
+    /// Starts the thread `name-hi` of ordinary priority.
     pub(super) fn start_ordinary(name: &str) -> Result<RunnerThread> {
         let (tasks, queue) = bounded::<Task>(1);
         thread::spawn(format!("{name}-hi"), move || queue.iter().for_each(|task| task()))?;
         Ok(RunnerThread { tasks, stat: None })
     }
 
+    /// Starts the thread `name-idle` of idle priority. `doing` names its work in the log.
     pub(super) fn start_idle(name: &str, doing: &'static str) -> Result<RunnerThread> {
         start_starter()?;
         let (tasks, queue) = bounded::<Task>(1);

@@ -98,7 +98,7 @@ impl FilterCache {
         match keeper.filter(|_| selected.lost == 0) {
             Some(keeper) => keeper.keep(uuid, filter, selected.clone(), held, budget),
             // After a pause in a later segment, this one would be read again, without end.
-            None => scan::read_on(),
+            None => scan::disable_pauses(),
         }
         Ok(selected)
     }

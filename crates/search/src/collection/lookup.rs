@@ -213,7 +213,7 @@ impl Collection {
             Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
                 self.filters.clear();
                 // After a pause, the filters of this work would be read again, without end.
-                super::scan::read_on();
+                super::scan::disable_pauses();
                 self.filters.select(&view.segment, filter, &self.budget)?
             }
             Err(error) => return Err(error),

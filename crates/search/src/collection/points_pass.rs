@@ -88,7 +88,7 @@ impl PointsPass {
         let rows = state.open().map(|(_, _, view)| set_bytes(&view.segment)).max().unwrap_or(0);
         let held = collection.budget.reserve_if_free(rows + bytes as u64);
         if held.is_none() {
-            scan::read_on();
+            scan::disable_pauses();
         }
         PointsPass { state, segments: 0, rest: None, unflushed: 0, partial, _held: held }
     }
@@ -248,7 +248,7 @@ impl<P> KeptPasses<P> {
         let mut passes = self.0.lock();
         let place = passes.iter().position(is_of_call);
         if place.is_none() && passes.len() >= PASSES_MAX {
-            scan::read_on();
+            scan::disable_pauses();
         }
         place.map(|place| passes.swap_remove(place))
     }

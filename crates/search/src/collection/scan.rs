@@ -220,8 +220,8 @@ pub(super) fn is_in_slice(time: Instant) -> bool {
     LIMIT.get().began.is_some_and(|began| time >= began)
 }
 
-/// Lets the passes of this work continue beyond the end of its slice.
-pub(super) fn read_on() {
+/// Lets the passes of this work continue beyond the end of its slice, without a pause.
+pub(super) fn disable_pauses() {
     LIMIT.set(WorkLimit { slice_end: None, ..LIMIT.get() });
 }
 
@@ -455,7 +455,7 @@ mod tests {
         assert_eq!((result.0, result.1.is_ok(), limit.paused), (2000, true, false));
         let progress = Arc::default();
         let ended = in_ended_slice(&progress, || {
-            read_on();
+            disable_pauses();
             rows_until_stop(PayloadScan::in_slices(), 2000).0
         });
         assert_eq!(ended, SliceOutcome::Done(2000), "the work was allowed to continue");

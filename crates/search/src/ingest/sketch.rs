@@ -13,7 +13,7 @@ use super::MemtableRow;
 /// above the real error.
 const ROUNDING: f32 = 4e-5;
 /// Bound of the rounding error of the length of the residual.
-const DOUBT_ROUNDING: f32 = 1e-3;
+const RESIDUAL_ROUNDING: f32 = 1e-3;
 /// Squared lengths without overflow or underflow. Vectors outside this range have no bound, so
 /// queries compare their values.
 const SQUARES: std::ops::Range<f32> = 1e-18..1e18;
@@ -24,7 +24,7 @@ struct VectorScale {
     /// Value of a code of 1.
     scale: f32,
     /// Upper bound of the length of the difference between the vector and its codes.
-    doubt: f32,
+    residual_max: f32,
     /// Length of the vector, and its square.
     length: f32,
     square: f32,
@@ -35,12 +35,12 @@ impl VectorScale {
     fn of(values: &[f32], codes: &mut [i8]) -> Option<VectorScale> {
         let scale = integer::quantise(values, codes);
         let square = float::dot(values, values);
-        let left_out = |(value, code): (&f32, &i8)| value - scale * f32::from(*code);
-        let left_out: f32 = values.iter().zip(&*codes).map(left_out).map(|left| left * left).sum();
-        let doubt = left_out.sqrt() * (1.0 + DOUBT_ROUNDING);
+        let residual = |(value, code): (&f32, &i8)| value - scale * f32::from(*code);
+        let residual: f32 = values.iter().zip(&*codes).map(residual).map(|left| left * left).sum();
+        let residual_max = residual.sqrt() * (1.0 + RESIDUAL_ROUNDING);
         SQUARES.contains(&square).then(|| VectorScale {
             scale,
-            doubt,
+            residual_max,
             length: square.sqrt(),
             square,
         })
@@ -97,10 +97,11 @@ impl BlockSketch {
                 continue;
             };
             // By the Cauchy-Schwarz inequality, for the residuals of both sides.
-            let doubt = query.length * row.doubt + query.doubt * (row.length + row.doubt);
+            let error_max = query.length * row.residual_max
+                + query.residual_max * (row.length + row.residual_max);
             let together = query.length * row.length;
             let product =
-                query.scale * row.scale * integer::dot(&target.codes, codes) as f32 + doubt;
+                query.scale * row.scale * integer::dot(&target.codes, codes) as f32 + error_max;
             *out = match target.metric {
                 Metric::Dot => product + ROUNDING * together,
                 Metric::Cosine => product / together + ROUNDING,

@@ -67,7 +67,7 @@ impl CachedFilter {
     /// with more filters than are cached would otherwise evict and read them without end.
     fn note_eviction(&self) {
         if scan::is_in_slice(self.used_at) {
-            scan::read_on();
+            scan::disable_pauses();
         }
     }
 }
@@ -123,7 +123,7 @@ impl HeldFilters {
         let bytes = filter.memory_bytes();
         let Ok(filter_held) = budget.reserve(bytes, "a filter's conditions") else {
             // After a pause, the rows would be read again, without end.
-            return scan::read_on();
+            return scan::disable_pauses();
         };
         let mut kept = self.kept.lock();
         let of = CachedRows { uuid: segment, selected, held };
