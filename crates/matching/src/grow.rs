@@ -85,7 +85,7 @@ impl Pairing {
             angle_error: 0,
         });
         while let Some(pair) = next {
-            if self.both_alone(pair.probe, pair.record)
+            if self.both_unpaired(pair.probe, pair.record)
                 && angle_between(turned(pair.probe, pair.record), about) <= TURN_ERROR_MAX
             {
                 self.accept(pair, probe, record);
@@ -95,7 +95,8 @@ impl Pairing {
         }
     }
 
-    fn both_alone(&self, probe: u8, record: u8) -> bool {
+    /// Returns true if neither of the two vertices has a partner.
+    fn both_unpaired(&self, probe: u8, record: u8) -> bool {
         self.partner[usize::from(probe)] == ALONE && self.partner_back[usize::from(record)] == ALONE
     }
 
@@ -121,7 +122,7 @@ impl Pairing {
                 let (k, l) = (star.to[lane], other.to[other_lane]);
                 if self.holds(k, l) {
                     self.support(edge, other.edge(other_lane));
-                } else if self.both_alone(k, l) {
+                } else if self.both_unpaired(k, l) {
                     self.offer(edge, other.edge(other_lane), k, l);
                 }
             }

@@ -205,7 +205,7 @@ pub(crate) fn same_shared(plan: &BatchPlan, a: &[NamedTensor], b: &[NamedTensor]
 }
 
 /// Returns true if two requests request the same outputs of the same version.
-pub(crate) fn same_question(
+pub(crate) fn same_outputs(
     a: (&Arc<Servable>, &[Arc<str>]),
     b: (&Arc<Servable>, &[Arc<str>]),
 ) -> bool {

@@ -277,7 +277,8 @@ impl ModelQueue {
         slots.truncate(keep.max(1));
     }
 
-    /// Adds requests with other keys if they may be padded and padding pays.
+    /// Adds requests of `order` with other keys to `slots`, if padding them is allowed and costs
+    /// less than separate runs. `batch_key` becomes the key that covers all of them.
     fn pad(
         &mut self,
         slots: &mut Vec<QueueSlot>,
@@ -294,7 +295,7 @@ impl ModelQueue {
                 break;
             }
             let entry = self.at(slot);
-            let (Some(own), true) = (&entry.batch_key, entry.same_question(self.at(slots[0])))
+            let (Some(own), true) = (&entry.batch_key, entry.same_outputs(self.at(slots[0])))
             else {
                 continue;
             };

@@ -8,7 +8,7 @@ use base::{Error, NamedTensor, QueueWait, Result, RunRecord};
 use engine::{BatchPlan, Servable};
 use parking_lot::Mutex;
 
-use crate::batch_key::{self, BatchKey, same_question};
+use crate::batch_key::{self, BatchKey, same_outputs};
 use crate::{Completion, CompletionCallback, Job, batch, bounds, fill};
 
 /// A waiting request or part of one.
@@ -144,17 +144,17 @@ impl Entry {
 
     /// Returns true if it requests the same outputs of the same version as `other`, and both can be
     /// joined.
-    pub(crate) fn same_question(&self, other: &Entry) -> bool {
+    pub(crate) fn same_outputs(&self, other: &Entry) -> bool {
         let joinable =
             self.batch_key.is_some() && other.batch_key.is_some() && self.servable.plan().batchable;
         joinable
-            && same_question((&self.servable, &self.outputs), (&other.servable, &other.outputs))
+            && same_outputs((&self.servable, &self.outputs), (&other.servable, &other.outputs))
             && batch_key::same_shared(self.servable.plan(), &self.inputs, &other.inputs)
     }
 
     /// Returns true if it can be joined with `other` without padding.
     pub(crate) fn same_batch_key(&self, other: &Entry) -> bool {
-        self.key == other.key && self.same_question(other) && self.batch_key == other.batch_key
+        self.key == other.key && self.same_outputs(other) && self.batch_key == other.batch_key
     }
 }
 

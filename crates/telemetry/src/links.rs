@@ -65,6 +65,7 @@ impl BatchIndex {
     }
 }
 
+/// Collects at most `max` links, and counts the others as dropped.
 fn limited(links: impl Iterator<Item = SpanLink>, max: usize) -> SpanLinks {
     let mut all = SpanLinks::default();
     for link in links {

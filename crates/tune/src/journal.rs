@@ -118,8 +118,8 @@ impl<'m> MeasurementJournal<'m> {
     }
 
     /// Opens the journal at `path` of the search that `search` identifies. An existing journal of
-    /// the same search is continued. An unusable file is kept under a name with `.old`. `tell` gets
-    /// a message in both cases.
+    /// the same search is continued, unless `fresh` is true. An unusable file is kept under a name
+    /// with `.old`. `tell` gets a message in both cases.
     ///
     /// # Errors
     /// If the file cannot be read or written.

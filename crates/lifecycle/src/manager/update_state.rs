@@ -21,7 +21,7 @@ pub(crate) struct Update {
 pub(super) enum UpdateStage {
     /// The version waits in the window (`--update-window`).
     Window,
-    /// The version waits for a turn: only some processes of the fleet may load at a time.
+    /// The version waits for a turn, because only some processes of the fleet may load at a time.
     Turn,
     /// The version failed on another process of the fleet, so it is not loaded here.
     HeldBack,

@@ -55,7 +55,8 @@ impl HeadedEdge {
         }
     }
 
-    /// Returns the edge from the end with the lower cell, and its cell. `None` if it is too long.
+    /// Returns the edge as the index lists it. The end with the lower angle comes first. Returns
+    /// `None` if the edge is too long for a cell.
     fn filed(self) -> Option<FiledEdge> {
         let edge = if self.start <= self.end { self } else { self.reversed() };
         let length = usize::from(edge.length / LENGTH_STEP);

@@ -42,8 +42,8 @@ const LIMITS: SearchLimits = SearchLimits {
 /// length. Later, data may take all memory. Threads without a reservation then hand their tasks to
 /// threads with one.
 const THREAD_BYTES: u64 = readers_bytes(DIMS_MAX);
-/// Divisor of the free memory for these reservations. Most of it is for data, and half of the limit
-/// may be for files in DRAM.
+/// These reservations take at most this share (one eighth) of the free memory. Data needs most of
+/// the memory, and files in DRAM may take half of the limit.
 const THREADS_SHARE: u64 = 8;
 /// Use of the memory of a thread, in errors.
 const RESERVED_FOR: &str = "a search thread";

@@ -326,7 +326,7 @@ fn floats(bytes: &[u8]) -> Option<BlockContent> {
     is_sound.then(|| BlockContent::Floats(values.into()))
 }
 
-/// Returns offset in the file and length of a read.
+/// Returns the offset of a read in the file, and its length, both in bytes.
 fn place(missing: &[MissingRange<'_>], read: &CodeRead) -> (u64, usize) {
     let page = PAGE_BYTES as u64;
     let section = missing.get(read.members.start).map_or(0, |member| member.section.offset);

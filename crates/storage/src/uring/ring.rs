@@ -18,7 +18,7 @@ const ENTER_GETEVENTS: u32 = 1;
 pub(super) enum ReadSource {
     /// An index in the ring's table of files.
     Registered(u32),
-    /// A descriptor.
+    /// A file descriptor that is not registered.
     Plain(RawFd),
 }
 

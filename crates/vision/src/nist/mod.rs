@@ -164,7 +164,7 @@ impl NistImage<'_> {
         if Format::sniff(self.data) == Some(wanted) {
             return Ok(Some(wanted));
         }
-        Err(damaged(&format!("the data of a {} image are none", wanted.name())))
+        Err(damaged(&format!("the data of a {} image are not in that format", wanted.name())))
     }
 
     /// Checks that the compression is supported.
