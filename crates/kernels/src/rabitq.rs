@@ -31,7 +31,7 @@ pub const fn block_bytes(dims: usize) -> usize {
     dims / 8 * BLOCK
 }
 
-/// Writes the signs of `vector` to `slot` of a block whose bytes are zero there.
+/// Writes the signs of `vector` to `slot` (0 to 31) of a block. The bits of the slot must be zero.
 pub fn pack_signs(vector: &[f32], slot: usize, block: &mut [u8]) {
     assert!(
         slot < BLOCK && block.len() == block_bytes(vector.len()),

@@ -346,7 +346,8 @@ impl Scanner {
         models.into_iter().map(scan).collect()
     }
 
-    /// Reads the contents of models below `directory`. Lacks the ones that cannot be had now.
+    /// Reads the contents of `models`, whose directories are below `directory`. The result lacks
+    /// all models of a file system that does not answer.
     fn read_models(
         &mut self,
         directory: &Path,

@@ -238,7 +238,7 @@ struct Warmup<'a> {
 
 /// A request that can run.
 struct ReadyCall<'a> {
-    /// Position of its record, or of the generated request, from 0.
+    /// Position of the record in its file, or of the generated request, from 0.
     number: usize,
     servable: &'a Servable,
     call: WarmupCall,

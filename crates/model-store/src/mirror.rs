@@ -273,7 +273,7 @@ impl StoreMirror {
 }
 
 impl MirroredStores {
-    /// Shows the bytes and the state of the copies after a check.
+    /// Updates the metrics and reports the state of the copies after a check.
     fn note_check(&mut self, context: &SyncContext) {
         let level = |kind, bytes: u64| {
             let gauge = &context.metrics.cache_bytes;

@@ -66,7 +66,7 @@ impl BatchKey {
         )
     }
 
-    /// Gives masks the sizes of the masked inputs.
+    /// Sets the sizes of masks to the sizes of the inputs that they mask.
     fn follow(&mut self, plan: &BatchPlan) {
         for (index, input) in
             plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none())

@@ -52,7 +52,7 @@ pub struct BudgetStats {
     pub limit: u64,
     /// Bytes reserved now, without `cached`.
     pub used: u64,
-    /// Bytes of cached blocks, which are given back on demand.
+    /// Bytes of cached blocks, which are freed on demand.
     pub cached: u64,
     /// Maximum of `used` since the start, never above the limit.
     pub peak: u64,

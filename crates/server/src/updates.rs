@@ -76,7 +76,7 @@ impl FleetTurns {
         Ok(Some(FleetTurns { updates, tls }))
     }
 
-    /// Gives all turns back.
+    /// Returns all turns of this server to the fleet.
     pub(crate) fn stop(&self) {
         self.updates.stop();
     }

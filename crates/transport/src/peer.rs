@@ -13,8 +13,8 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Returns the client at `address`. A socket of both families gives clients of IPv4 an address
-    /// of IPv6 that contains theirs. This is then replaced by theirs.
+    /// Returns the client at `address`. A socket for IPv4 and IPv6 reports an IPv4 client with an
+    /// IPv4-mapped IPv6 address, which is converted back.
     pub(crate) fn tcp(address: SocketAddr) -> Peer {
         match address.ip().to_canonical() {
             v4 @ IpAddr::V4(_) => Peer::Tcp(SocketAddr::new(v4, address.port())),

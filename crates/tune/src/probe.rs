@@ -28,15 +28,16 @@ const DRIFT_MAX: f64 = 2.0;
 /// Readings of each point.
 pub(super) type Readings = BTreeMap<TunePoint, Vec<SliceReading>>;
 
-/// Points measured shortly after each other, and the reference's throughput before and after them.
+/// Points that were measured one after the other, and the throughput of the reference before and
+/// after them.
 struct ProbeBlock {
     read: Vec<(TunePoint, Vec<SliceReading>)>,
     references: [f64; 2],
 }
 
-/// Corrects the throughput of each block for the speed of the reference meanwhile. That speed is
-/// the median of the reference's measurements around the block and around its neighbours. A single
-/// one is as noisy as any other slice.
+/// Scales the throughput of each block, so that the reference has the same throughput in all
+/// blocks. The reference of a block is the median of the measurements around the block and around
+/// its neighbours, because a single one is as noisy as any other slice.
 fn leveled(blocks: Vec<ProbeBlock>) -> Readings {
     let references: Vec<[f64; 2]> = blocks.iter().map(|block| block.references).collect();
     let overall = median(references.iter().flatten().copied());

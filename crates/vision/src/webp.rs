@@ -52,7 +52,7 @@ struct RiffChunk<'a> {
     data: &'a [u8],
 }
 
-/// Chunks one after the other.
+/// Iterator over the chunks in the bytes of a file.
 struct Chunks<'a>(&'a [u8]);
 
 impl<'a> Iterator for Chunks<'a> {

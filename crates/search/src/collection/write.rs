@@ -29,11 +29,11 @@ const MARGIN: f64 = 1.5;
 /// merged. A query searches each of them, and their centres and ids take memory. Fewer waiting
 /// segments do not slow writes. They are merged after a bulk load.
 const BACKLOG_MIN: usize = 32;
-/// That minimum grows by one duration of a flush for each `BACKLOG_STEP * fan_in` segments beyond
-/// these.
+/// The minimum `MARGIN` grows by one duration of a flush for each `BACKLOG_STEP * fan_in` waiting
+/// segments beyond `BACKLOG_MIN * fan_in`.
 const BACKLOG_STEP: usize = 4;
-/// Maximum of that growth, in durations of a flush. Merging a row until its segment is large takes
-/// several times the time of flushing it.
+/// Maximum growth of `MARGIN`, in durations of a flush. Merging a row until its segment is large
+/// takes several times the time of flushing it.
 const BACKLOG_MARGIN_MAX: f64 = 8.0;
 /// Longest slowdown of one change.
 const SLOWED_MAX: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ const FAR: usize = 14;
 /// Longest spur in pixels. If a line forks within this distance of its end, that end is not a
 /// minutia.
 const SPUR: usize = 10;
-/// Shortest line. A shorter one is dirt or a pore.
+/// Shortest line in pixels. A shorter one is dirt or a pore.
 const ISLAND: usize = 14;
 
 /// An end of a line.

@@ -97,7 +97,7 @@ struct SymmetricExtension {
 }
 
 impl SymmetricExtension {
-    /// Returns the edges of the low-pass coefficients of `length` pixels.
+    /// Returns the extension of the low-pass coefficients of a line of `length` pixels.
     fn low(symmetry: Symmetry, length: usize) -> SymmetricExtension {
         let end = length as isize - 1;
         match symmetry {
@@ -106,7 +106,7 @@ impl SymmetricExtension {
         }
     }
 
-    /// Returns the edges of the high-pass coefficients of `length` pixels.
+    /// Returns the extension of the high-pass coefficients of a line of `length` pixels.
     fn high(symmetry: Symmetry, length: usize) -> SymmetricExtension {
         let end = length as isize - 1;
         match symmetry {
