@@ -354,6 +354,7 @@ impl CatalogEntry {
     }
 }
 
+/// Returns the reason why a model serves no version, for errors of requests.
 fn summary(status: &ModelStatus) -> String {
     if status.unloaded {
         return "it was unloaded by a request; load it to serve it again".into();

@@ -208,6 +208,8 @@ fn is_full(reason: &str) -> bool {
     ["(os error 28)", "(os error 122)"].iter().any(|number| reason.contains(number))
 }
 
+/// Returns the error of a converter that ended with `status`. `last_line` is the end of its
+/// standard error.
 fn failure(status: ExitStatus, last_line: Option<String>, cache: &Path) -> Error {
     let reason = last_line.unwrap_or_else(|| format!("the converter ended with {status}"));
     match status.code() {

@@ -151,6 +151,7 @@ impl Scanner {
         }
     }
 
+    /// Scans all directories. `answers` is the ticket of the last request that this scan answers.
     pub(crate) fn scan(&mut self, answers: u64, now: Instant) -> DirectoryScan {
         self.begin_scan();
         let models = self.all_models();

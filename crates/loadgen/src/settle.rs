@@ -127,6 +127,8 @@ impl StopWatch {
 }
 
 impl StopCounts {
+    /// Counts the stops of this thread until `ended` is set. A stop is a sleep that took more than
+    /// [`STOP`] longer than requested.
     fn watch(&self) {
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), WATCH_NICE);
         let mut last = Instant::now();

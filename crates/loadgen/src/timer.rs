@@ -46,6 +46,7 @@ impl Timer {
         }
     }
 
+    /// Sets the timer to fire once, after `left`.
     fn arm(&self, left: Duration) -> Result<()> {
         let once = Itimerspec {
             it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },

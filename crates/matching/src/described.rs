@@ -224,6 +224,8 @@ pub(crate) fn evidence(
 }
 
 impl PairLink {
+    /// Compares the edges of two tentative pairs in both images. The scale is 0 if the edges
+    /// differ.
     fn between(to: u8, probe: Edge, record: Edge) -> PairLink {
         let start = angle_between(probe.start, record.start);
         let end = angle_between(probe.end, record.end);

@@ -60,6 +60,8 @@ pub(crate) fn pick(votes: &[u8], probes: usize, roots: &mut Vec<Root>) {
 const TOO_FEW: u64 = u64::from_ne_bytes([!(VOTES_MIN - 1); 8]);
 const _: () = assert!(VOTES_MIN.is_power_of_two());
 
+/// Appends the pairs with at least [`VOTES_MIN`] votes. `votes` begin with the vote `first` of a
+/// table with `probes` columns.
 fn gather(votes: &[u8], first: usize, probes: usize, roots: &mut Vec<Root>) {
     for (index, &count) in (first..).zip(votes) {
         if count >= VOTES_MIN {

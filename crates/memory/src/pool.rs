@@ -230,6 +230,7 @@ impl SlotPool {
         }
     }
 
+    /// Returns the error for `bytes` that cannot be taken while `used` slots are in use.
     fn shortage(&self, shortage: Shortage, bytes: usize, used: usize) -> Error {
         let wanted = format_bytes(bytes as u64);
         let used = format_bytes(bytes_of(used));

@@ -264,6 +264,7 @@ impl ParameterStore {
     }
 }
 
+/// Returns the region and offset of each chunk. `regions` are the new regions of the load.
 fn place(
     places: Vec<ChunkPlace<Arc<Region>>>,
     chunks: &[Chunk],

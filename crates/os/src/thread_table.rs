@@ -72,6 +72,8 @@ impl<G: Copy> KnownThread<G> {
         KnownThread { group: None, name_checks: 0, file: None, last: SchedTimes::default() }
     }
 
+    /// Returns the group of the thread, and its times since the last call. Returns `None` for a
+    /// thread that has ended or is in no group.
     fn read(&mut self) -> Option<(G, SchedTimes)> {
         let group = self.group?;
         let file = self.file.as_ref()?;

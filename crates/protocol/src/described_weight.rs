@@ -61,6 +61,8 @@ fn described(name: &str) -> Result<MessageDescriptor> {
     DESCRIPTORS.get_message_by_name(&format!("qdrant.{name}")).ok_or_else(unknown)
 }
 
+/// Returns an upper bound of the memory of a message and its content. `depth` is the permitted
+/// nesting.
 fn weigh(descriptor: &MessageDescriptor, mut rest: &[u8], depth: u32) -> Result<u64> {
     if depth == 0 {
         return Err(Error::invalid("the message is nested too deeply"));

@@ -53,6 +53,7 @@ pub fn respond(request: ServerReflectionRequest) -> ServerReflectionResponse {
     }
 }
 
+/// Returns the answer with a file and all files that it imports.
 fn file(found: Option<FileDescriptor>, what: &str) -> MessageResponse {
     let Some(found) = found else { return not_found(what) };
     let mut files = BTreeMap::new();

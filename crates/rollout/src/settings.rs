@@ -242,6 +242,7 @@ impl RolloutStart {
     }
 }
 
+/// Checks the two shares, of which at most one may be above 0.
 fn split(traffic: Option<f64>, shadow: Option<f64>) -> Result<Option<RolloutSplit>, String> {
     for (key, share) in [("traffic", traffic), ("shadow", shadow)] {
         if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {

@@ -166,6 +166,8 @@ impl Spectrum {
         self.frames(each);
     }
 
+    /// Calls `each` with the powers of each frame that is complete. Drops samples that no later
+    /// frame needs.
     fn frames(&mut self, each: &mut dyn FnMut(&[f64])) {
         let size = self.window.len();
         while self.held.len() >= self.head.saturating_add(size) {

@@ -218,6 +218,7 @@ impl FileWriter {
         Ok(())
     }
 
+    /// Calls sync_file_range for a range of the file.
     fn send(&mut self, offset: u64, bytes: u64, flags: u32) -> Result<()> {
         if bytes == 0 {
             return Ok(());

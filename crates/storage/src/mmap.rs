@@ -138,6 +138,8 @@ impl MappedFile {
         mapped.get(self.start..self.start + self.bytes).unwrap_or_default()
     }
 
+    /// Drops the whole pages of a range from the mapping and the page cache, so that the next load
+    /// reads the disk.
     fn forget(&self, offset: u64, bytes: usize) {
         let start = offset.next_multiple_of(PAGE_BYTES as u64);
         let end = offset.saturating_add(bytes as u64) / PAGE_BYTES as u64 * PAGE_BYTES as u64;

@@ -295,6 +295,7 @@ impl PageRunCheck {
         }
     }
 
+    /// Begins the check of a run of pages with its first page.
     fn begin(&mut self, page: &[u8]) -> Result<()> {
         self.first = self.next;
         let number = u32_at(page, 4);

@@ -164,6 +164,7 @@ impl<P: Post> SpanExporter<P> {
         self.held.front().is_some_and(|held| now.duration_since(held.arrived) >= HOLD_TIME)
     }
 
+    /// Holds a trace until its batch-mates are known. Drops it if too many spans are held.
     fn hold(&mut self, trace: Box<Trace>, arrived: Instant) {
         let spans = trace.spans.len();
         if self.held_spans + spans > HELD_SPANS_MAX {

@@ -90,6 +90,7 @@ impl ByteBudget {
         Ok(())
     }
 
+    /// Counts a refusal, and returns its error. `used` are the bytes in use.
     fn refusal(&self, bytes: u64, used: u64) -> Error {
         self.metrics.refused.get_or_create(&KindLabels { kind: "request_memory" }).inc();
         let max = self.max;

@@ -88,6 +88,7 @@ impl AuthorityPatcher {
         }
     }
 
+    /// Notes which bytes of the frame belong to a header block.
     fn start(&mut self, header: FrameHeader) {
         let length = header.length as usize;
         match header.kind {

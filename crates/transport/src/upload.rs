@@ -92,6 +92,7 @@ impl UploadPieces {
         in_time(timeout, self.piece()).await
     }
 
+    /// Returns the next piece, or `None` at the end.
     async fn piece(&mut self) -> Result<Option<Bytes>> {
         match self {
             UploadPieces::Raw(body) => {

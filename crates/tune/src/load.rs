@@ -343,6 +343,7 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
+    /// Parses `--dims`: a size of all dynamic axes but the batch, or NAME=SIZES for one input.
     fn parse(batch: usize, dims: &[String]) -> Result<Shapes> {
         let mut shapes = Shapes { batch, other: 1, named: Vec::new() };
         for text in dims {
@@ -362,6 +363,7 @@ impl Shapes {
         Ok(shapes)
     }
 
+    /// Returns the shape of an input in generated requests.
     fn of(&self, spec: &TensorSpec) -> Vec<usize> {
         if let Some((_, sizes)) = self.named.iter().find(|(name, _)| *name == spec.name) {
             return sizes.clone();

@@ -141,6 +141,7 @@ impl<'a> Servers<'a> {
         Ok(())
     }
 
+    /// Returns the arguments of a server with the models in `root`.
     fn arguments(&self, root: &Path) -> Vec<String> {
         let mut args = vec![root.display().to_string()];
         let workers = self.cores.to_string();
@@ -204,6 +205,7 @@ impl<'a> Servers<'a> {
         Ok(Ok(name))
     }
 
+    /// Measures the model `name` with `clients` clients for `time`, after a warm-up.
     fn run(&self, name: &str, clients: usize, time: Duration) -> Result<Slice> {
         let target = self.model_endpoint(name.to_owned())?;
         let encoded = target.encode(&self.requests)?;

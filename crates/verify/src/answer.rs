@@ -62,6 +62,7 @@ fn decoded<M: Message + Default>(answer: &Bytes) -> Result<M> {
         .map_err(|error| Error::data_loss("the answer cannot be decoded").caused_by(error))
 }
 
+/// Converts the results of all tasks to tensors, with the number of the task in their names.
 fn tasks(response: MultiInferenceResponse) -> Result<Vec<NamedTensor>> {
     let mut outputs = Vec::new();
     for (task, result) in response.results.into_iter().enumerate() {
@@ -75,6 +76,8 @@ fn tasks(response: MultiInferenceResponse) -> Result<Vec<NamedTensor>> {
     Ok(outputs)
 }
 
+/// Converts a classification to tensors: the number of classes of each example, all labels and all
+/// scores.
 fn classes(prefix: &str, result: Option<ClassificationResult>) -> Result<Vec<NamedTensor>> {
     let examples = result.unwrap_or_default().classifications;
     let counts: Vec<i64> = examples.iter().map(|example| example.classes.len() as i64).collect();

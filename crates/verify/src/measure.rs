@@ -95,6 +95,7 @@ impl MethodLoad {
         Ok(MethodLoad { method, shots, judges, duration })
     }
 
+    /// Sends the requests to server `number`, and returns the counts.
     fn drive(&self, plan: &VerifyPlan, number: usize) -> Result<TallyCounts> {
         let pace = match plan.rate {
             Some(rate) => LoadLoop::Open { arrivals: Arrivals::Poisson, rate, seed: SEED },

@@ -148,6 +148,7 @@ struct Visited {
 }
 
 impl<'a> Components<'a> {
+    /// Returns the strongly connected components (Tarjan, 1972).
     fn of(edges: &'a BTreeMap<ModulePath, BTreeSet<ModulePath>>) -> Vec<BTreeSet<&'a ModulePath>> {
         let mut all =
             Components { edges, visits: BTreeMap::new(), stack: Vec::new(), found: Vec::new() };
@@ -183,6 +184,7 @@ impl<'a> Components<'a> {
         low
     }
 
+    /// Takes the component of `root` off the stack.
     fn close(&mut self, root: &'a ModulePath) {
         let mut ring = BTreeSet::new();
         while let Some(module) = self.stack.pop() {

@@ -50,6 +50,7 @@ struct ModuleLocation {
 }
 
 impl ModuleLocation {
+    /// Returns the crate and the module of a source file, or `None` for generated code and tests.
     fn of(path: &str) -> Option<ModuleLocation> {
         if rules::is_generated(path) || rules::is_test(path) || rules::is_conformance(path) {
             return None;

@@ -67,6 +67,7 @@ pub(crate) fn raw_form(name: &str, tensor: &Tensor) -> Result<Bytes> {
     }
 }
 
+/// Creates a tensor from the typed field of its header.
 fn typed(header: TensorHeader) -> Result<NamedTensor> {
     let TensorHeader { name, datatype, shape, contents } = header;
     let dtype = dtype_of(&name, &datatype)?;
@@ -144,6 +145,7 @@ fn from_contents(dtype: DType, shape: Shape, contents: InferTensorContents) -> R
     }
 }
 
+/// Converts elements to a narrower type, and fails for a value out of its range.
 fn narrow<W, T>(shape: Shape, wide: Vec<W>) -> Result<Tensor>
 where
     W: Copy + std::fmt::Display,

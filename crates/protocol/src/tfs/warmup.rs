@@ -118,6 +118,7 @@ pub fn read_answered(file: &Bytes) -> Result<Vec<AnsweredRecord>> {
     Ok(records)
 }
 
+/// Parses a record of Predict with its response.
 fn answered(record: Bytes) -> Result<AnsweredRecord> {
     let log = PredictionLog::decode(record)
         .map_err(|error| Error::data_loss("no PredictionLog").caused_by(error))?;

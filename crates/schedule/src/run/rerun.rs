@@ -74,6 +74,7 @@ pub(super) fn begin(batch: InterruptedBatch) {
 }
 
 impl InterruptedBatch {
+    /// Runs the requests one by one, once their version is available again.
     fn run(self) {
         let InterruptedBatch { entries, error, record, processor, threads } = self;
         let until = Instant::now() + WAIT_MAX;

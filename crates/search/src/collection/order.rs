@@ -107,6 +107,7 @@ impl FirstPoints {
         FirstPoints { limit, range, heap: BinaryHeap::new() }
     }
 
+    /// Keeps a point if it is among the first `limit` ones of the order.
     fn offer(&mut self, value: OrderKey, id: u64) {
         let point = OrderedCandidate { value, id, descending: self.range.descending };
         if self.heap.len() < self.limit {

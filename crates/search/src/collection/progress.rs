@@ -125,6 +125,7 @@ impl Collection {
         self.record(&mut self.progress.lock());
     }
 
+    /// Records how far the logs are durable. A failure only makes later damage harder to find.
     fn record(&self, progress: &mut LogProgress) {
         if !progress.is_replayed {
             return;

@@ -155,6 +155,7 @@ impl<'a> PayloadIndexBuilder<'a> {
         self.bytes += grown;
     }
 
+    /// Returns the builder of the field at `path`, or `None` if the field is not indexed.
     fn field(&mut self, path: &str) -> Option<&mut FieldBuilder> {
         let state = match self.by_path.get(path) {
             Some(state) => *state,
@@ -247,6 +248,7 @@ impl<'a> PayloadIndexBuilder<'a> {
 }
 
 impl FieldBuilder {
+    /// Adds a value of `row`.
     fn add(&mut self, row: u32, value: PathValue<'_>, parent: ValueParent) {
         if value == PathValue::Null {
             self.bitmaps.null.insert(row);

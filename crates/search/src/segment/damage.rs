@@ -73,6 +73,7 @@ impl DamagedPages {
         let _ = self.record(damage.page, &damage.reason);
     }
 
+    /// Records and logs a damaged page, and returns its error.
     fn record(&self, page: Option<u64>, reason: &str) -> Error {
         let found = Quarantined { file: self.file.clone(), page, reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());

@@ -82,6 +82,7 @@ impl SegmentIds {
         self.order.extend(bytes.as_chunks().0.iter().map(|row| u32::from_le_bytes(*row)));
     }
 
+    /// Checks that the order names each row once, by ascending ids.
     fn checked(mut self) -> Result<SegmentIds> {
         let rows = self.ids.len();
         if self.order.iter().any(|&row| row as usize >= rows) {

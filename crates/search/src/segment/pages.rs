@@ -76,6 +76,7 @@ impl SegmentPages {
         self.damaged.check_read(offset / PAGE_BYTES as u64, file.read_at(offset, buffer))
     }
 
+    /// Verifies the page at `place`. A damaged page is recorded.
     fn check<'a>(&self, place: RowLocation, bytes: &'a [u8]) -> Result<RecordPage<'a>> {
         let page =
             RecordPage::open(bytes).map_err(|error| self.lose(place.page, error.message()))?;

@@ -161,6 +161,7 @@ impl RowMap {
         Ok(())
     }
 
+    /// Computes the run of every [`HINT_ROWS`]-th row, where a search for a row begins.
     fn hint(&mut self) {
         let mut run = 0;
         self.hints = (0..self.rows.div_ceil(HINT_ROWS))

@@ -67,6 +67,7 @@ async fn ready(
     }
 }
 
+/// Returns the body of a server that is not ready: the reason, and the models that wait.
 fn body(unready: Unready) -> Value {
     let Unready { reason, models, .. } = unready;
     let mut body = json!({ "ready": false, "error": reason });

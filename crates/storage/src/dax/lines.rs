@@ -97,6 +97,7 @@ impl CacheLines {
     }
 }
 
+/// Returns the best instruction of this processor that writes a cache line back to memory.
 #[cfg(target_arch = "x86_64")]
 fn instruction() -> Instruction {
     use std::arch::x86_64::{__cpuid_count, __get_cpuid_max};

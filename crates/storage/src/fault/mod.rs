@@ -339,6 +339,7 @@ struct FaultSealed {
 }
 
 impl FaultSealed {
+    /// Returns the fault of a page: a planned one, or one drawn by the seed, the file and the page.
     fn fault(&self, page: u64) -> Option<ReadFault> {
         let plan = &self.shared.plan;
         let certain = plan.damage.iter().find(|(name, at, _)| *name == self.name && *at == page);

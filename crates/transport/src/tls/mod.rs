@@ -56,6 +56,7 @@ impl PemSource {
         Error::invalid(format!("{self}: {why}"))
     }
 
+    /// Returns the error for a file whose PEM form is damaged or lacks `item`.
     fn unreadable(&self, error: PemError, item: &str) -> Error {
         match error {
             PemError::NoItemsFound => self.wrong(format!("no {item} in PEM form is in it")),

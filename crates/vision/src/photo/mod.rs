@@ -100,6 +100,7 @@ struct GraphFrame {
 }
 
 impl GraphFrame {
+    /// Chooses the sizes of the working image and of the graph.
     fn of(image: &Gray, options: &KeypointOptions) -> GraphFrame {
         let longer = image.width.max(image.height).max(1);
         let to = |side: u32, longest: u32| {

@@ -143,6 +143,7 @@ impl WsqDecoder {
         Ok(true)
     }
 
+    /// Decodes a block of coefficients. The first block creates the plane.
     fn block(&mut self, stream: &mut Stream, head: &[u8]) -> Result<()> {
         let table = head.first().and_then(|&id| self.tables.get(usize::from(id))?.as_ref());
         let table = table.ok_or_else(|| damaged("a block has no Huffman table"))?;

@@ -79,6 +79,7 @@ pub(super) struct SubbandTree {
 }
 
 impl SubbandTree {
+    /// Divides an image of this size into its subbands.
     pub(super) fn of(width: usize, height: usize) -> SubbandTree {
         let span = |length| LineSpan { start: 0, length };
         let image = Band { columns: span(width), rows: span(height), reversed: [false, false] };

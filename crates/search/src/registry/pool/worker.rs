@@ -290,6 +290,8 @@ impl PoolWorker {
         Ok(readers)
     }
 
+    /// Creates readers for a collection. Drops kept readers if there are too many, or if memory is
+    /// short.
     fn create(&mut self, named: &Arc<NamedCollection>) -> Result<KeptReaders> {
         if self.kept.len() >= KEPT_MAX {
             self.kept.remove(0);

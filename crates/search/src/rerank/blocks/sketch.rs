@@ -46,6 +46,7 @@ impl FrequencySketch {
         places.iter().map(|&at| u32::from(self.lines[line][at])).min().unwrap_or(0)
     }
 
+    /// Counts a use. All counters are halved from time to time, so that old uses count less.
     pub(super) fn count(&mut self, hash: u64) {
         let (least, (line, places)) = (self.estimate(hash) as u16, self.places(hash));
         for at in places {
