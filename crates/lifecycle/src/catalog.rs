@@ -238,6 +238,7 @@ impl Catalog {
         })
     }
 
+    /// Returns the models for which `reason` returns a reason, in the order of their names.
     fn with_reason(
         &self,
         reason: impl Fn(&ModelStatus) -> Option<String>,

@@ -338,6 +338,8 @@ impl Lifecycle {
         self.spawn("source".into(), move || source_thread::scan(scanner, &pace, &trigger, &out))
     }
 
+    /// Starts the thread that faults the pool in. It takes the wanted bytes from the returned
+    /// channel.
     fn start_prefault(
         &self,
         config: &LifecycleConfig,

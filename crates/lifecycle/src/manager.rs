@@ -354,6 +354,7 @@ impl Manager {
         NextWork::earliest(decision.map(until), others.into_iter().flatten())
     }
 
+    /// Sets the flag that the first load is finished, once no version of any model is on its way.
     fn check_settled(&mut self) {
         if self.settled.get() || !self.prefault.done() {
             return;

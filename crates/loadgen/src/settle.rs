@@ -45,6 +45,8 @@ pub fn settle() -> SettleTime {
     until_even(Instant::now(), || longest_gap(cores, CHECK_TIME))
 }
 
+/// Waits until `check`, which returns the longest stop since its last call, reports no long stop
+/// for [`EVEN_FOR`]. Waits at most [`WAIT_MAX`].
 fn until_even(start: Instant, mut check: impl FnMut() -> Duration) -> SettleTime {
     let mut longest = Duration::ZERO;
     let mut even_since = start;

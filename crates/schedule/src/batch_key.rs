@@ -39,6 +39,7 @@ impl BatchKey {
         Some((batch_key, items))
     }
 
+    /// Rounds the sizes of padded axes up to the next bucket.
     fn round_up(&mut self, plan: &BatchPlan) {
         for (index, input) in plan.inputs.iter().enumerate() {
             let Some(rule) = &input.rule else { continue };

@@ -200,6 +200,7 @@ impl HeaderBlock {
         }
     }
 
+    /// Chooses the next element of the block, after an integer is complete.
     fn integer_ended(&mut self) {
         self.element = match self.element {
             BlockElement::Field if !self.literal => BlockElement::Field,

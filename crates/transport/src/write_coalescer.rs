@@ -283,6 +283,7 @@ impl WriteCoalescer {
         self.polled_bytes += count;
     }
 
+    /// Copies bytes that were read before and not yet passed on.
     fn take_surplus(&mut self, buffer: &mut ReadBuf<'_>) {
         let rest = &self.surplus[self.taken..];
         let count = rest.len().min(buffer.remaining());

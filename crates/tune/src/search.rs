@@ -375,6 +375,7 @@ impl PointSearch<'_, '_, '_> {
         ScoredTunePoint::rank(points);
     }
 
+    /// Prints the best point of the last rung. `of` points were measured, and `kept` continue.
     fn report_rung(&self, rungs: &[Rung], of: usize, kept: usize) {
         let (Some(rung), spent) = (rungs.last(), self.prober.journal.spent()) else { return };
         let best = rung.points.first().map(|scored| {

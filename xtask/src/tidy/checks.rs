@@ -252,6 +252,7 @@ fn file_length(path: &str, masked: &str) -> Vec<Complaint> {
     (lines > max).then(|| complaint(path, text())).into_iter().collect()
 }
 
+/// Finds functions with more lines than the rules permit.
 fn function_length(path: &str, masked: &str) -> Vec<Complaint> {
     let tests = test_items(masked);
     let max = rules::FUNCTION_LINES_MAX;

@@ -75,6 +75,7 @@ impl Paths<'_> {
         self.modules.contains(&child)
     }
 
+    /// Records the modules that a `use` names below `prefix`.
     fn record_tree(&mut self, prefix: &mut Vec<String>, tree: &syn::UseTree) {
         match tree {
             syn::UseTree::Path(path) => {

@@ -315,6 +315,7 @@ impl Model {
         Ok(complete)
     }
 
+    /// Returns the error of a request to load a model without a version that can be loaded.
     fn nothing_to_load(&self) -> Error {
         let reason = self.versions.iter().rev().find_map(|(number, version)| match &version.disk {
             Some(Disk {

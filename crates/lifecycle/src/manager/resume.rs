@@ -125,6 +125,7 @@ impl Model {
         context.rollouts.replace(&self.state_key(), self.running_rollout());
     }
 
+    /// Returns the rollout to continue after a restart, or `None` if none runs.
     fn running_rollout(&self) -> Option<KeptRollout> {
         let kept = |version: u64| {
             let state = self.versions.get(&version)?;

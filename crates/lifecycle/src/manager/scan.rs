@@ -13,6 +13,7 @@ use crate::policy;
 use crate::source::{Contents, DirectoryScan, ModelScan, Settings, VersionContents, VersionScan};
 
 impl Manager {
+    /// Takes over a scan of all directories. Models that it did not find count as removed.
     pub(super) fn on_scan(&mut self, snapshot: DirectoryScan) {
         let seen: BTreeSet<Arc<str>> =
             snapshot.models.iter().map(|scan| scan.base.name.clone()).collect();

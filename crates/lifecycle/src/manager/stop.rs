@@ -54,6 +54,7 @@ impl Manager {
         }
     }
 
+    /// Handles a message during the stop. Refuses requests, and continues with releases.
     fn wind_down(&mut self, message: Message) {
         match message {
             Message::Load { done, .. }

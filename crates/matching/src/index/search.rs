@@ -147,6 +147,7 @@ impl EdgeIndex {
         }
     }
 
+    /// Appends the lists of all cells that hold edges similar to `edge`, with the weight of a vote.
     fn plan_edge(&self, edge: HeadedEdge, reads: &mut Vec<ListRead>) {
         let HeadedEdge { length, start, end, heading } = edge;
         for (length, of_length) in lengths(length) {

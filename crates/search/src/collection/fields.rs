@@ -43,6 +43,7 @@ struct FieldSum {
 }
 
 impl FieldSum {
+    /// Returns the most frequent type of the values, or `None` without values of a known type.
     fn data_type(&self) -> Option<FieldType> {
         let [bools, integers, floats, dates, texts] = self.values;
         let types = [

@@ -167,6 +167,7 @@ impl<'a> PayloadIndexBuilder<'a> {
         }
     }
 
+    /// Adds a field. Returns `None` for the reserved key, and for a field beyond [`FIELDS_MAX`].
     fn new_field(&mut self, path: &str) -> Option<FieldState> {
         if path == RESERVED_KEY {
             return None;

@@ -167,6 +167,10 @@ impl SearchPool {
         self.submit_sliced(named, Box::new(sliced))
     }
 
+    /// Queues a task that may run in several slices.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the queue is full. `Unavailable` if the pool stops.
     pub(super) fn submit_sliced(
         &self,
         named: &Arc<NamedCollection>,

@@ -46,6 +46,7 @@ impl OpenPayloadIndex<'_> {
         }
     }
 
+    /// Opens the index, and raises the reservation `held` to the memory that this takes.
     fn try_open(&self, held: &mut BudgetReservation) -> Result<PayloadIndex> {
         let OpenPayloadIndex { contents, section, file, .. } = *self;
         let checks = contents.checks_of(section)?;

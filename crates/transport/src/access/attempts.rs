@@ -34,6 +34,7 @@ impl FailedAttempts {
         self.count_at(address(peer), Instant::now())
     }
 
+    /// Counts a failed attempt. Returns the time to wait if the address has made too many.
     fn count_at(&self, address: Option<IpAddr>, now: Instant) -> Result<(), Duration> {
         let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if ends.len() >= ADDRESSES_MAX && !ends.contains_key(&address) {

@@ -50,6 +50,7 @@ impl<'a> PayloadReader<'a> {
         reader
     }
 
+    /// Adds the first names of the paths in `filter`.
     fn add_names(&mut self, filter: &'a Filter) {
         for condition in filter.conditions() {
             match condition {
