@@ -436,7 +436,7 @@ impl ClientThread {
 
     /// Returns the next connection in turn if they are shared, and otherwise an idle or a new one.
     async fn take(&self) -> Result<Connection> {
-        match self.known() {
+        match self.take_idle() {
             Some(connection) if connection.is_open() => Ok(self.keep(connection)),
             closed => {
                 let opened = Connection::open(&self.plan.endpoint).await;
@@ -463,7 +463,7 @@ impl ClientThread {
 
     /// Takes the connection for the next request. Skips connections that the server closed after a
     /// long idle time, which is not a failure.
-    fn known(&self) -> Option<Connection> {
+    fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.borrow_mut();
         while let Some(connection) = idle.pop() {
             if self.plan.endpoint.transport != Transport::Http || connection.is_open() {

@@ -261,10 +261,10 @@ impl Rejoin {
         runs.len() == self.items.len() && runs.iter().zip(&self.items).all(kept)
     }
 
-    /// Adds the outcome of one part. The last one gives the outcome of the request. `again` runs
-    /// the whole request if the parts do not fit together, or if `mixes_items` is set. A run has
-    /// then shown that the model mixes its items, so outputs that fit are not parts of the answer
-    /// either. Its time counts for the request.
+    /// Adds the outcome of the part `index`. Returns the outcome of the request after its last
+    /// part. If the outputs of the parts do not fit together, `again` runs the whole request. The
+    /// same holds if `mixes_items` is true: a run has shown that the model mixes its items, so even
+    /// outputs that fit are not parts of the answer. The time of this run counts for the request.
     pub(crate) fn add(
         &self,
         index: usize,

@@ -66,7 +66,8 @@ impl DramMedium {
     }
 }
 
-/// Converts a refusal of the pool. Its own remedy is that of models.
+/// Converts the error of a full pool. The pool names the remedy for models, which is replaced by
+/// the remedy for files.
 fn no_room(error: Error) -> Error {
     error.replaced("of parameters do not fit", "of a file do not fit").replaced(
         "unload a version or make the pool larger",

@@ -28,12 +28,12 @@ use crate::listen::STREAM_WINDOW;
 
 /// Maximum bytes of an unread body that are discarded to keep its connection open.
 const DISCARD_BYTES_MAX: u64 = 64 << 10;
-/// Longest wait for these bytes.
+/// Longest wait for the rest of an unread body.
 const DISCARD_TIME_MAX: Duration = Duration::from_millis(100);
 /// Maximum bytes of an unread HTTP/2 body that are discarded. When the answer is sent, at most one
 /// window is in flight, and discarding it permits a second one.
 const STREAM_DISCARD_BYTES_MAX: u64 = 2 * STREAM_WINDOW as u64;
-/// Longest wait for these bytes. The stream counts as open until then.
+/// Longest wait for the rest of an unread HTTP/2 body. The stream counts as open until then.
 const STREAM_DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time without a frame after which nothing more of the body is expected. A client whose link takes
 /// longer for a frame (16 KiB) may have some frames in flight, for which h2 resets the stream

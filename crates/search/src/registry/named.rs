@@ -188,7 +188,8 @@ impl NamedCollection {
         self.settings.lock().clone()
     }
 
-    /// Changes the data that an API keeps with it, one caller at a time. Durable when this returns.
+    /// Changes the data that an API keeps with the collection. One caller changes it at a time.
+    /// Durable when this returns.
     ///
     /// # Errors
     /// The error of `change`, after which nothing is changed. `NotFound` if the collection was
