@@ -55,7 +55,8 @@ pub(crate) struct CollectionRemoval {
     record: RemovalRecord,
     /// File of the record, if there is one.
     file: Result<Option<PathBuf>>,
-    /// Outcome of the removal of the collection, whose points are removed in both cases.
+    /// Result of [`Registry::remove`]. If it is an error, the points are removed, but a part of the
+    /// cleanup has failed.
     outcome: Result<()>,
 }
 

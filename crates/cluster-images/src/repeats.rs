@@ -16,7 +16,7 @@ const REMEMBERED_MAX: usize = 4096;
 #[derive(Default)]
 pub(super) struct ImageRepeats {
     known: Mutex<KnownImages>,
-    /// Notified when an image ends.
+    /// Notified when the request stops to add an image, after success or failure.
     ended: Notify,
 }
 

@@ -63,7 +63,8 @@ pub struct LogReplay {
 }
 
 impl LogReplay {
-    /// Starts at `from`, where the largest epoch so far is `epoch`, as given by a list of segments.
+    /// Starts at the entry `from`. `epoch` is the largest epoch of all earlier entries. A list of
+    /// segments states it.
     pub fn new(from: EntryNumber, epoch: Epoch) -> LogReplay {
         LogReplay { next: from, epoch }
     }

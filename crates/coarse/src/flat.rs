@@ -354,8 +354,9 @@ impl FlatIndex {
         Some(f64::from(needed) + 2.0 * doubt)
     }
 
-    /// Returns true if a row beyond the `kept` ones of query `at` can be among its best `k`. If
-    /// there are more rows than one search compares, the codes decide alone.
+    /// Returns true if query `at` has a row among its best `k` that is not among its `kept` ranked
+    /// rows. Codes have errors, so this is possible. Returns false for an index of more than
+    /// [`HITS_MAX`] rows, because the codes alone rank it.
     fn may_miss(&self, at: usize, k: usize, kept: usize, work: &mut FlatScratch) -> bool {
         let rows = self.squares.len();
         if kept >= rows || rows > HITS_MAX {

@@ -168,7 +168,7 @@ struct SourceParameter {
     bytes: Bytes,
 }
 
-/// A SavedModel with everything that its version needs.
+/// Content of a published version, made from a SavedModel.
 struct SourceModel {
     parameters: Vec<SourceParameter>,
     /// The bytes of the version's graph file.

@@ -30,7 +30,7 @@ pub(crate) fn to_torch(dtype: DType) -> Option<i32> {
     TABLE.iter().find(|(ours, _)| *ours == dtype).map(|(_, theirs)| *theirs)
 }
 
-/// Returns the type of LibTorch's number.
+/// Returns the type with the number `number` in LibTorch, or `None` if Millpond has no such type.
 pub(crate) fn from_torch(number: i32) -> Option<DType> {
     TABLE.iter().find(|(_, theirs)| *theirs == number).map(|(ours, _)| *ours)
 }

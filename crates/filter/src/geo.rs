@@ -11,9 +11,9 @@ pub const GEO_POINTS_MAX: usize = 4096;
 /// Point on the Earth, in degrees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GeoPoint {
-    /// Latitude.
+    /// Latitude, -90 to 90, north positive.
     pub lat: f64,
-    /// Longitude.
+    /// Longitude, -180 to 180, east positive.
     pub lon: f64,
 }
 

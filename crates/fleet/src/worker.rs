@@ -32,7 +32,7 @@ struct HeldSlot {
 /// Trials of a version to remove.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RemovedTrials {
-    /// Trials of this process, which has not ended.
+    /// Trials that this process wrote since its start.
     Own,
     /// Trials of all processes.
     All,

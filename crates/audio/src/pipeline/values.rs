@@ -58,7 +58,8 @@ impl WindowValues {
     }
 }
 
-/// Returns the next step towards zero; any step for a value out of range or NaN.
+/// Returns `value` in steps of 1/32768, rounded towards zero. The result has no meaning for NaN and
+/// for a value that is not within -1 and 1.
 fn step(value: f32) -> i16 {
     (value * STEPS) as i16
 }

@@ -117,7 +117,7 @@ pub(crate) fn mean_of_units(recogniser: &Recogniser) -> UnitMean {
     UnitMean { rule: recogniser.embeddings, rows: recogniser.spec.window, sum: Vec::new() }
 }
 
-/// One vector for many windows.
+/// Sum of the windows' unit vectors, from which [`UnitMean::value`] makes their mean direction.
 pub(crate) struct UnitMean {
     rule: EmbeddingSettings,
     rows: usize,

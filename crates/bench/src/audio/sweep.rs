@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::child::ThreadSetting;
 use loadgen::stats::median;
 
-/// Figures of one pair.
+/// Figures of one pair: a number of threads, and a number of threads inside an operator.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct SweepCell {
     pub(super) threads: usize,

@@ -15,9 +15,9 @@ use loadgen::report::TextTable;
 
 /// Number of searches whose answers are compared after the restore.
 pub(super) const QUERIES: u64 = 50;
-/// Largest share of the bytes in the second backup.
+/// Maximum bytes that the second backup stores, as a share of those of the first.
 const SHARE_MAX: f64 = 0.03;
-/// Largest ratio of the p99 of searches.
+/// Maximum p99 of searches during a backup, over the p99 without one.
 const RATIO_MAX: f64 = 1.25;
 
 /// Figures of the large collection.

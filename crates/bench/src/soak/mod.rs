@@ -186,7 +186,7 @@ struct SoakSwaps {
     broke_off: bool,
 }
 
-/// A running soak.
+/// A server under test, and the settings of the test.
 struct Soak<'a> {
     args: &'a SoakArgs,
     server: &'a SwapServer,

@@ -93,7 +93,7 @@ impl CopyStall {
         }
     }
 
-    /// Removes the mark. Returns false if there is none.
+    /// Removes the mark of a stalled copy. Returns false if the copy has none.
     pub(super) fn end(&self) -> bool {
         self.0.lock().take().is_some()
     }

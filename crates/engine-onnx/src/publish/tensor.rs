@@ -129,7 +129,11 @@ impl TensorHead {
         Ok(())
     }
 
-    /// Returns the bytes of its type and shape; `None` for strings and unknown types.
+    /// Returns the number of bytes that the tensor's type and shape need, or `None` for strings and
+    /// unknown types.
+    ///
+    /// # Errors
+    /// `DataLoss` if the shape needs more bytes than an `i64` can state.
     pub(super) fn bytes(&self, walker: &Walker) -> Result<Option<u64>> {
         let Some(bits) = schema::bits(self.code) else { return Ok(None) };
         self.dims

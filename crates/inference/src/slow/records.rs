@@ -20,7 +20,7 @@ const MODELS_MAX: usize = 1024;
 pub struct SlowRequest {
     /// Number of the slow request since the start, from 1.
     pub number: u64,
-    /// Arrival.
+    /// Time at which the request arrived.
     pub time: SystemTime,
     /// Version that ran the request.
     pub id: VersionId,
@@ -30,7 +30,7 @@ pub struct SlowRequest {
     pub status: &'static str,
     /// Time from the first byte of the request to the last byte of the response.
     pub total: Duration,
-    /// Median of the model.
+    /// Median time of the requests to this model.
     pub expected: Duration,
     /// Causes, the largest first.
     pub causes: Vec<SlowCause>,
