@@ -34,7 +34,7 @@ use crate::recogniser::{ModelBinding, Recogniser, RecogniserKind};
 use crate::speakers::Speakers;
 use crate::{AudioModel, Fault, Label};
 use feed::AudioFeed;
-use order::EventOrder;
+use order::{EventOrder, EventTotals};
 use piece::RunOutcome;
 use runs::ModelRuns;
 use source::{WindowInfo, WindowSource};
@@ -143,7 +143,8 @@ pub fn recognise(
         found: Vec::new(),
         recogniser,
         total: None,
-        reported: (Instant::now(), 0.0),
+        reported_at: Instant::now(),
+        reported_seconds: 0.0,
     };
     let ending = drive(input, hint, recogniser, model, options, &mut labels)?;
     labels.finish(&ending)
@@ -293,8 +294,10 @@ struct OrderedLabelSink<'a> {
     recogniser: &'a Recogniser,
     /// Announced length in seconds.
     total: Option<f64>,
-    /// Time and value of the last report of progress.
-    reported: (Instant, f64),
+    /// Time of the last report of progress.
+    reported_at: Instant,
+    /// Seconds of the recording in the last report of progress.
+    reported_seconds: f64,
 }
 
 impl OrderedLabelSink<'_> {
@@ -306,7 +309,7 @@ impl OrderedLabelSink<'_> {
         let seconds = ending.samples as f64 / f64::from(ending.rate);
         self.post.finish(ending.samples, ending.windows, &mut self.found);
         self.hand_over()?;
-        let (labels, faults) =
+        let EventTotals { labels, faults } =
             self.order.finish(PipelineEvent::Progress { seconds, total: self.total })?;
         Ok(AudioSummary { seconds, labels, faults, partial: faults > 0, windows: ending.windows })
     }
@@ -327,10 +330,11 @@ impl WindowSink for OrderedLabelSink<'_> {
         self.post.add_window(frames, &mut self.found)?;
         self.hand_over()?;
         self.order.release(self.post.settled())?;
-        if seconds - self.reported.1 >= PROGRESS_SECONDS
-            || self.reported.0.elapsed() >= PROGRESS_EVERY
+        if seconds - self.reported_seconds >= PROGRESS_SECONDS
+            || self.reported_at.elapsed() >= PROGRESS_EVERY
         {
-            self.reported = (Instant::now(), seconds);
+            self.reported_at = Instant::now();
+            self.reported_seconds = seconds;
             self.order.pass(PipelineEvent::Progress { seconds, total: self.total })?;
         }
         Ok(())

@@ -5,11 +5,25 @@ use base::{DType, Error, NamedTensor, Result, Tensor};
 use crate::post::WindowScores;
 use crate::recogniser::{Activation, InputAxis, ModelBinding, Recogniser, RecogniserKind};
 
+/// Shape of a window's values in an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WindowShape {
+    frames: usize,
+    /// Number of values of a frame.
+    classes: usize,
+}
+
+impl WindowShape {
+    /// Returns the number of values of a window.
+    fn values(self) -> usize {
+        self.frames * self.classes
+    }
+}
+
 /// Outputs of a run for the requested windows.
 #[derive(Debug)]
 pub(super) struct RunScores {
-    frames: usize,
-    classes: usize,
+    shape: WindowShape,
     values: Vec<f32>,
     onsets: Option<Vec<f32>>,
 }
@@ -18,13 +32,13 @@ impl RunScores {
     /// Returns the frames of window `index`, counted from 0. The caller fills in the window's
     /// number, rows and level.
     pub(super) fn window(&self, index: usize) -> WindowScores<'_> {
-        let range = index * self.frames * self.classes..(index + 1) * self.frames * self.classes;
+        let range = index * self.shape.values()..(index + 1) * self.shape.values();
         WindowScores {
             window: 0,
             real: 0,
             level: 0.0,
-            frames: self.frames,
-            classes: self.classes,
+            frames: self.shape.frames,
+            classes: self.shape.classes,
             values: self.values.get(range.clone()).unwrap_or_default(),
             onsets: self.onsets.as_ref().and_then(|onsets| onsets.get(range)),
         }
@@ -81,34 +95,35 @@ pub(super) fn answer(
     wanted: std::ops::Range<usize>,
 ) -> Result<RunScores> {
     let named = |error: Error| error.context(format!("recogniser \"{}\"", recogniser.name));
-    let (mut values, layout) =
+    let (mut values, shape) =
         read(recogniser, outputs, &fit.output, count, &wanted).map_err(named)?;
-    activate(&mut values, layout.1, recogniser.output.activation);
+    activate(&mut values, shape.classes, recogniser.output.activation);
     let onsets = match &fit.onset {
         None => None,
         Some(name) => {
             let (mut onsets, other) =
                 read(recogniser, outputs, name, count, &wanted).map_err(named)?;
-            if other != layout {
+            if other != shape {
                 return Err(named(Error::invalid(
                     "the onset's output has another shape than the events'",
                 )));
             }
-            activate(&mut onsets, layout.1, recogniser.output.activation);
+            activate(&mut onsets, shape.classes, recogniser.output.activation);
             Some(onsets)
         }
     };
-    Ok(RunScores { frames: layout.0, classes: layout.1, values, onsets })
+    Ok(RunScores { shape, values, onsets })
 }
 
-/// Returns one output's values for the `wanted` windows, and the frames and classes of each.
+/// Returns one output's values for the `wanted` windows of `count`, and the shape of each window
+/// after `output.trim`.
 fn read(
     recogniser: &Recogniser,
     outputs: &[NamedTensor],
     name: &str,
     count: usize,
     wanted: &std::ops::Range<usize>,
-) -> Result<(Vec<f32>, (usize, usize))> {
+) -> Result<(Vec<f32>, WindowShape)> {
     let output = outputs.iter().find(|output| &*output.name == name);
     let tensor =
         &output.ok_or_else(|| Error::internal(format!("output \"{name}\" is missing")))?.tensor;
@@ -116,8 +131,8 @@ fn read(
         DType::F64 => tensor.to_vec::<f64>()?.into_iter().map(|value| value as f32).collect(),
         _ => tensor.to_vec()?,
     };
-    let (frames, classes) = layout(recogniser, tensor.shape(), count)
-        .filter(|(frames, classes)| frames * classes * count == all.len() && !all.is_empty())
+    let whole = window_shape(recogniser, tensor.shape(), count)
+        .filter(|whole| whole.values() * count == all.len() && !all.is_empty())
         .ok_or_else(|| {
             let shape = tensor.shape();
             Error::invalid(format!(
@@ -125,22 +140,23 @@ fn read(
             ))
         })?;
     let [before, after] = recogniser.output.trim;
-    let left = frames.saturating_sub(before + after);
-    if left == 0 {
+    let trimmed = WindowShape { frames: whole.frames.saturating_sub(before + after), ..whole };
+    if trimmed.frames == 0 {
         return Err(Error::invalid(format!(
-            "output.trim leaves nothing of {frames} frames a window"
+            "output.trim leaves nothing of {} frames a window",
+            whole.frames
         )));
     }
-    let each = frames * classes;
     let windows = wanted.clone().flat_map(|window| {
-        let from = window * each + before * classes;
-        all.get(from..from + left * classes).unwrap_or_default()
+        let from = window * whole.values() + before * whole.classes;
+        all.get(from..from + trimmed.values()).unwrap_or_default()
     });
-    Ok((windows.copied().collect(), (left, classes)))
+    Ok((windows.copied().collect(), trimmed))
 }
 
-/// Returns frames and classes of one window in an output of `shape`.
-fn layout(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<(usize, usize)> {
+/// Returns the shape of one window in an output tensor of the shape `shape` for `count` windows.
+/// Returns `None` if the tensor has another number of windows, or several axes of frames.
+fn window_shape(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<WindowShape> {
     // A model whose input has no axis for windows may omit it in its outputs too.
     let has_windows = recogniser.axes.contains(&InputAxis::Windows) || shape.first() == Some(&1);
     let inner = if !has_windows {
@@ -152,17 +168,18 @@ fn layout(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<(usi
     };
     let elements: usize = inner.iter().product();
     if recogniser.kind == RecogniserKind::Embeddings {
-        return Some((1, elements));
+        return Some(WindowShape { frames: 1, classes: elements });
     }
     let last = inner.last().copied().unwrap_or(1);
     let single = recogniser.output.classes.names(1).is_ok_and(|_| {
         matches!(&recogniser.output.classes, crate::recogniser::ClassNames::Named(names) if names.len() == 1)
     });
     let classes = if single && last != 1 { 1 } else { last };
-    // Of the axes between, one may be longer than one: the frames.
-    let frames: Vec<usize> = inner.iter().copied().filter(|size| *size > 1).collect();
-    let long = frames.len() - usize::from(last > 1 && classes > 1);
-    (classes > 0 && long <= 1).then_some((elements.checked_div(classes)?, classes))
+    // Of the other axes, only that of the frames may be longer than one.
+    let longer = inner.iter().filter(|size| **size > 1).count();
+    let longer = longer - usize::from(last > 1 && classes > 1);
+    let frames = elements.checked_div(classes)?;
+    (longer <= 1).then_some(WindowShape { frames, classes })
 }
 
 /// Turns the outputs of the model into probabilities. `classes` is the number of values of a frame.

@@ -43,6 +43,12 @@ impl PartialEq for OrderedEvent {
 
 impl Eq for OrderedEvent {}
 
+/// Numbers of labels and faults of a recording. The faults include those that are not listed.
+pub(super) struct EventTotals {
+    pub(super) labels: u64,
+    pub(super) faults: u64,
+}
+
 /// Sorts and counts events that arrive nearly in order.
 pub(super) struct EventOrder<'a> {
     sink: &'a mut dyn FnMut(PipelineEvent) -> Result<()>,
@@ -105,11 +111,11 @@ impl<'a> EventOrder<'a> {
         Ok(())
     }
 
-    /// Passes on everything, and then `last`. Returns the numbers of labels and faults.
-    pub(super) fn finish(mut self, last: PipelineEvent) -> Result<(u64, u64)> {
+    /// Passes on everything, and then `last`.
+    pub(super) fn finish(mut self, last: PipelineEvent) -> Result<EventTotals> {
         self.release(f64::INFINITY)?;
         (self.sink)(last)?;
-        Ok((self.labels, self.faults))
+        Ok(EventTotals { labels: self.labels, faults: self.faults })
     }
 }
 
