@@ -158,8 +158,9 @@ impl Pulses<'_> {
         Ok(())
     }
 
-    /// Returns true if `version` is the only one in memory. Reads a short page: a scrape of all
-    /// metrics takes a core from requests, which the server would then name as their cause.
+    /// Returns true if `version` is the only one in memory. Reads the model's status instead of the
+    /// metrics. A scrape of all metrics takes a core from requests, and the server would name that
+    /// as the cause of slow requests.
     fn swapped(&self, version: u64) -> Result<bool> {
         let path = format!("/v1/models/{MODEL}");
         let page: StatusPage = serde_json::from_str(&self.server.process.page(&path)?)

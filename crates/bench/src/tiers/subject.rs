@@ -21,8 +21,8 @@ const CANDIDATE_SEED: u64 = 73;
 const PHOTO_BASES: u64 = 512;
 /// Number of records made and written at a time.
 const BATCH_RECORDS: usize = 8192;
-/// Size of a record's position in its file: page (u32), pages (u16), slot (u16).
-const PLACE_BYTES: usize = 8;
+/// Size in bytes of a [`PackedPosition`] in the file of positions.
+const POSITION_BYTES: usize = 8;
 
 /// Sizes that follow from the arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +254,7 @@ pub(super) fn write_segment(
     let mut writer = medium.create(&segment_name(segment))?;
     let mut packer = Packer::new();
     let mut pages = Vec::new();
-    let mut places = Vec::new();
+    let mut positions = Vec::new();
     let mut written = SegmentSizes::default();
     let first = segment * shape.segment_records();
     let end = (first + shape.segment_records()).min(shape.records);
@@ -264,9 +264,9 @@ pub(super) fn write_segment(
         let mut start = 0;
         for end in ends {
             let placed = packer.push(records.get(start..end).unwrap_or(&[]))?;
-            places.extend_from_slice(&placed.page.to_le_bytes());
-            places.extend_from_slice(&placed.pages.to_le_bytes());
-            places.extend_from_slice(&placed.slot.to_le_bytes());
+            positions.extend_from_slice(&placed.page.to_le_bytes());
+            positions.extend_from_slice(&placed.pages.to_le_bytes());
+            positions.extend_from_slice(&placed.slot.to_le_bytes());
             start = end;
         }
         written.record_bytes += start as u64;
@@ -282,14 +282,37 @@ pub(super) fn write_segment(
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
     }
-    std::fs::write(&path, places).map_err(|e| Error::io(&path, &e))?;
+    std::fs::write(&path, positions).map_err(|e| Error::io(&path, &e))?;
     Ok(written)
 }
 
+/// Position of a record in the file of its segment.
+#[derive(Clone, Copy, Debug)]
+struct PackedPosition {
+    /// Index of the first page.
+    page: u32,
+    /// Number of pages.
+    pages: u16,
+    slot: u16,
+}
+
+impl PackedPosition {
+    /// Reads the numbers in the order in which [`write_segment`] writes them.
+    fn read(bytes: &[u8; POSITION_BYTES]) -> PackedPosition {
+        let &[p0, p1, p2, p3, n0, n1, s0, s1] = bytes;
+        PackedPosition {
+            page: u32::from_le_bytes([p0, p1, p2, p3]),
+            pages: u16::from_le_bytes([n0, n1]),
+            slot: u16::from_le_bytes([s0, s1]),
+        }
+    }
+}
+
+/// A segment, and the positions of its records by row.
 #[derive(Debug)]
 pub(super) struct OpenSegment {
     file: Arc<dyn Sealed>,
-    places: Vec<(u32, u16, u16)>,
+    positions: Vec<PackedPosition>,
 }
 
 impl OpenSegment {
@@ -298,15 +321,8 @@ impl OpenSegment {
         let file = medium.open(&segment_name(segment))?;
         let path = positions_path(dir, segment);
         let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
-        let place = |bytes: &[u8; PLACE_BYTES]| {
-            let &[p0, p1, p2, p3, n0, n1, s0, s1] = bytes;
-            (
-                u32::from_le_bytes([p0, p1, p2, p3]),
-                u16::from_le_bytes([n0, n1]),
-                u16::from_le_bytes([s0, s1]),
-            )
-        };
-        Ok(OpenSegment { file, places: bytes.as_chunks().0.iter().map(place).collect() })
+        let positions = bytes.as_chunks().0.iter().map(PackedPosition::read).collect();
+        Ok(OpenSegment { file, positions })
     }
 }
 
@@ -316,7 +332,7 @@ impl Records for OpenSegment {
     }
 
     fn locate(&self, row: u32) -> Option<Address> {
-        let &(page, pages, slot) = self.places.get(row as usize)?;
+        let &PackedPosition { page, pages, slot } = self.positions.get(row as usize)?;
         let page_bytes = PAGE_BYTES as u64;
         Some(Address {
             offset: u64::from(page) * page_bytes,

@@ -154,8 +154,9 @@ pub(super) fn compare_all(
     count: usize,
 ) -> Result<()> {
     let count = count.min(trials.len());
-    for at in 0..count {
-        let at = at * trials.len() / count;
+    for number in 0..count {
+        // Spread evenly over the queries.
+        let at = number * trials.len() / count;
         let outcome = &mut outcomes[at];
         // A query that is not first among the candidates is not first among all prints.
         let leads = outcome.leads();
