@@ -25,7 +25,7 @@ use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use memory::AllocatorMemory;
 use python::Reference;
-use report::{Against, AudioReport};
+use report::{AudioReport, PythonComparison};
 use sweep::SweepRun;
 
 /// Maximum length of a recording in minutes: a day.
@@ -274,7 +274,7 @@ impl AudioSetup<'_> {
     }
 
     /// Runs this program and the package in turn, on one thread and one core.
-    fn python(&self) -> Result<Option<Against>> {
+    fn python(&self) -> Result<Option<PythonComparison>> {
         let args = self.args;
         let progress = StepProgress::new(2 * args.rounds as u64);
         let reference = match Reference::find(self.env, args.python.as_deref()) {
@@ -298,7 +298,7 @@ impl AudioSetup<'_> {
             theirs.push(reference.run(&args.recogniser, &self.short, 1)?);
             progress.step();
         }
-        Ok(Some(Against::new(&ours, &theirs)))
+        Ok(Some(PythonComparison::new(&ours, &theirs)))
     }
 }
 

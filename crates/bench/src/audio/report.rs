@@ -33,14 +33,14 @@ pub(super) struct AudioFigures {
     pub(super) cells: Vec<SweepCell>,
     pub(super) jemalloc: Option<AllocatorMemory>,
     pub(super) system: Option<AllocatorMemory>,
-    pub(super) against: Option<Against>,
+    pub(super) against: Option<PythonComparison>,
     pub(super) clips: usize,
     pub(super) cores: usize,
 }
 
 /// This program and the Python package on the same recording.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Against {
+pub(super) struct PythonComparison {
     /// Medians over the rounds, without loading.
     seconds: f64,
     python_seconds: f64,
@@ -52,11 +52,11 @@ pub(super) struct Against {
     python_seconds_rounds: Vec<f64>,
 }
 
-impl Against {
-    pub(super) fn new(ours: &[ChildRun], theirs: &[PythonRun]) -> Against {
+impl PythonComparison {
+    pub(super) fn new(ours: &[ChildRun], theirs: &[PythonRun]) -> PythonComparison {
         let labels = ours.first().map(|ran| ran.labels.as_slice()).unwrap_or_default();
         let segments = theirs.first().map(|answer| answer.segments.as_slice()).unwrap_or_default();
-        Against {
+        PythonComparison {
             seconds: median(ours.iter().map(|ran| ran.seconds)),
             python_seconds: median(theirs.iter().map(|answer| answer.seconds)),
             segments: labels.len(),
@@ -77,7 +77,7 @@ pub(super) struct AudioReport {
     memory: BTreeMap<&'static str, AllocatorMemory>,
     speedup_vs_python: Option<f64>,
     segments_differ_ms: Option<f64>,
-    python: Option<Against>,
+    python: Option<PythonComparison>,
     wanted: Vec<Goal>,
     setting: AudioSetting,
     #[serde(flatten)]
@@ -374,7 +374,7 @@ mod tests {
     }
 
     fn report() -> AudioReport {
-        let against = Against {
+        let against = PythonComparison {
             seconds: 2.0,
             python_seconds: 3.0,
             segments: 4,
