@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::api::{BOOL, FLOAT, INT, RawValue, RawView, TENSOR, text};
 use crate::module::{RunResults, TorchModule};
-use crate::signature::{self, ForwardPlan, ModuleOutput};
+use crate::signature::{self, ForwardPlan, ModuleOutput, ObservedOutput};
 use crate::{element, outputs};
 
 /// Maximum inputs or outputs of a run whose bookkeeping needs no allocation.
@@ -108,7 +108,7 @@ impl TorchModel {
             None => Err(Error::invalid("the shapes of its inputs are not known")),
         };
         match learnt {
-            Ok(outputs) => self.plan.learn(outputs),
+            Ok(outputs) => self.plan.learn(&outputs),
             Err(error) if self.plan.outputs.is_empty() => {
                 return Err(Error::invalid(format!(
                     "the outputs of forward are unknown ({error}): list the outputs, or the inputs' shapes, in \
@@ -122,14 +122,16 @@ impl TorchModel {
         Ok(())
     }
 
-    fn observe(&self, inputs: &[NamedTensor]) -> Result<Vec<(String, DType, usize)>> {
+    /// Runs once and returns the outputs, without their elements.
+    fn observe(&self, inputs: &[NamedTensor]) -> Result<Vec<ObservedOutput>> {
         let (answer, _) = self.answer(inputs)?;
         let view = |index| {
             let view = answer.view(index).ok_or_else(|| Error::internal("an output is missing"))?;
             let dtype = element::from_torch(view.dtype).ok_or_else(|| {
                 Error::invalid(format!("an output has element type {} of LibTorch", view.dtype))
             })?;
-            Ok((name_of(&view), dtype, outputs::shape(&view)?.len()))
+            let rank = outputs::shape(&view)?.len();
+            Ok(ObservedOutput { name: name_of(&view), dtype, rank })
         };
         (0..answer.len()).map(view).collect()
     }
@@ -303,7 +305,9 @@ impl Session for ForkedSession {
 
 /// One argument of a run.
 struct TorchFeed {
-    place: usize,
+    /// Index of the argument.
+    argument: usize,
+    /// LibTorch's number of the element type.
     dtype: i32,
     bytes: Bytes,
     dims: SmallVec<[i64; 6]>,
@@ -316,17 +320,17 @@ impl TorchFeeds {
     fn new(plan: &ForwardPlan, inputs: &[NamedTensor]) -> Result<TorchFeeds> {
         let mut feeds: SmallVec<[TorchFeed; INLINE_MAX]> = SmallVec::new();
         for input in inputs {
-            let place = *plan.inputs.get(&*input.name).ok_or_else(|| {
+            let argument = *plan.inputs.get(&*input.name).ok_or_else(|| {
                 Error::invalid(format!("the model has no input \"{}\"", input.name))
             })?;
-            let feed = TorchFeed::new(plan, place, input)
+            let feed = TorchFeed::new(plan, argument, input)
                 .map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
             feeds.push(feed);
         }
-        for (place, wanted) in plan.places.iter().enumerate() {
-            if wanted.required && !feeds.iter().any(|feed| feed.place == place) {
+        for (index, argument) in plan.arguments.iter().enumerate() {
+            if argument.required && !feeds.iter().any(|feed| feed.argument == index) {
                 let name =
-                    plan.inputs.iter().find(|(_, at)| **at == place).map_or("", |(name, _)| name);
+                    plan.inputs.iter().find(|(_, at)| **at == index).map_or("", |(name, _)| name);
                 return Err(Error::invalid(format!("input \"{name}\" is missing")));
             }
         }
@@ -342,9 +346,9 @@ impl TorchFeeds {
             dtype: 0,
             given: 0,
         };
-        let mut values = SmallVec::from_elem(absent, plan.places.len());
+        let mut values = SmallVec::from_elem(absent, plan.arguments.len());
         for feed in &self.0 {
-            if let Some(value) = values.get_mut(feed.place) {
+            if let Some(value) = values.get_mut(feed.argument) {
                 *value = RawValue {
                     data: feed.bytes.as_ptr().cast::<c_void>(),
                     dims: feed.dims.as_ptr(),
@@ -367,11 +371,11 @@ impl TorchFeeds {
 }
 
 impl TorchFeed {
-    fn new(plan: &ForwardPlan, place: usize, input: &NamedTensor) -> Result<TorchFeed> {
+    fn new(plan: &ForwardPlan, argument: usize, input: &NamedTensor) -> Result<TorchFeed> {
         let tensor = &input.tensor;
         let dtype = element::to_torch(tensor.dtype())
             .ok_or_else(|| Error::invalid(format!("LibTorch has no {} tensors", tensor.dtype())))?;
-        let scalar = match plan.places.get(place).map_or(TENSOR, |place| place.kind) {
+        let scalar = match plan.arguments.get(argument).map_or(TENSOR, |argument| argument.kind) {
             INT => Some(DType::I64),
             FLOAT => Some(DType::F64),
             BOOL => Some(DType::Bool),
@@ -394,6 +398,6 @@ impl TorchFeed {
             return Err(Error::invalid("a bool element is neither 0 nor 1"));
         }
         let dims = tensor.shape().iter().map(|&size| size as i64).collect();
-        Ok(TorchFeed { place, dtype, bytes, dims })
+        Ok(TorchFeed { argument, dtype, bytes, dims })
     }
 }

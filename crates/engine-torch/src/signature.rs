@@ -25,6 +25,15 @@ pub(crate) struct ForwardArgument {
     pub(crate) required: bool,
 }
 
+/// An output that a trial run returned.
+pub(crate) struct ObservedOutput {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    /// Number of axes.
+    pub(crate) rank: usize,
+}
+
+/// An output of forward.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModuleOutput {
     /// Name in requests.
@@ -39,9 +48,9 @@ pub(crate) struct ModuleOutput {
 pub(crate) struct ForwardPlan {
     /// Signature for clients.
     pub(crate) signature: Signature,
-    /// Arguments of forward.
-    pub(crate) places: Vec<ForwardArgument>,
-    /// Index of the argument, by the input's name.
+    /// Arguments of forward, in its order.
+    pub(crate) arguments: Vec<ForwardArgument>,
+    /// Index in `arguments` by the input's name.
     pub(crate) inputs: HashMap<String, usize>,
     /// Outputs in the signature's order. Empty before a trial run that has to find them.
     pub(crate) outputs: Vec<ModuleOutput>,
@@ -49,7 +58,8 @@ pub(crate) struct ForwardPlan {
     pub(crate) provisional: bool,
 }
 
-/// Joins the module's facts with the model's settings.
+/// Joins the module's facts with the model's settings. `package` is true for a compiled package,
+/// which does not state its inputs and outputs.
 ///
 /// # Errors
 /// `InvalidArgument` if they contradict each other or forward's declaration, or if an argument has
@@ -59,14 +69,14 @@ pub(crate) fn plan(
     file: &SignatureFile,
     package: bool,
 ) -> Result<ForwardPlan> {
-    let (specs, places) = if package {
+    let ForwardInputs { specs, arguments } = if package {
         declared_inputs(file)?
     } else {
         inputs(&description.arguments, file).map_err(|e| with_declaration(e, description))?
     };
     let inputs = specs
         .iter()
-        .map(|(spec, place)| (spec.name.clone(), *place))
+        .map(|(spec, index)| (spec.name.clone(), *index))
         .collect::<HashMap<String, usize>>();
     let mut signature =
         Signature { inputs: specs.into_iter().map(|(spec, _)| spec).collect(), outputs: vec![] };
@@ -75,7 +85,7 @@ pub(crate) fn plan(
     } else {
         (declared_outputs(description, file, &mut signature)?, false)
     };
-    Ok(ForwardPlan { signature, places, inputs, outputs, provisional })
+    Ok(ForwardPlan { signature, arguments, inputs, outputs, provisional })
 }
 
 /// Adds the declaration of the model's `forward` to an error.
@@ -83,16 +93,21 @@ fn with_declaration(error: Error, description: &ModuleDescription) -> Error {
     Error::invalid(format!("{error}; the model is {}", description.declaration))
 }
 
-type InputSpecs = (Vec<(TensorSpec, usize)>, Vec<ForwardArgument>);
+/// Tensors that clients send, and the arguments of forward.
+struct ForwardInputs {
+    /// Each tensor with the index of its argument.
+    specs: Vec<(TensorSpec, usize)>,
+    arguments: Vec<ForwardArgument>,
+}
 
 /// Returns the inputs of a package. A package does not state them itself.
-fn declared_inputs(file: &SignatureFile) -> Result<InputSpecs> {
+fn declared_inputs(file: &SignatureFile) -> Result<ForwardInputs> {
     if file.inputs.is_empty() || file.outputs.is_empty() {
         return Err(Error::invalid(
             "a compiled package does not describe its inputs and outputs: list them in [signature]",
         ));
     }
-    // The code of a package does not check its inputs: with another shape it would read past the
+    // The code of a package does not check its inputs. With another shape it would read past their
     // end.
     if let Some(text) = file.inputs.iter().find(|text| text.shape.is_none() || text.dtype.is_none())
     {
@@ -102,14 +117,15 @@ fn declared_inputs(file: &SignatureFile) -> Result<InputSpecs> {
         )));
     }
     let specs = file.inputs.iter().map(TensorText::spec).zip(0..);
-    let specs = specs.map(|(spec, place)| Ok((spec?, place))).collect::<Result<Vec<_>>>()?;
-    let places = specs.iter().map(|_| ForwardArgument { kind: TENSOR, required: true }).collect();
-    Ok((specs, places))
+    let specs = specs.map(|(spec, index)| Ok((spec?, index))).collect::<Result<Vec<_>>>()?;
+    let argument = |_: &(TensorSpec, usize)| ForwardArgument { kind: TENSOR, required: true };
+    let arguments = specs.iter().map(argument).collect();
+    Ok(ForwardInputs { specs, arguments })
 }
 
 /// Returns the tensors that clients send, from the arguments of forward and the names and shapes
 /// of the settings.
-fn inputs(arguments: &[ArgumentDescription], file: &SignatureFile) -> Result<InputSpecs> {
+fn inputs(arguments: &[ArgumentDescription], file: &SignatureFile) -> Result<ForwardInputs> {
     let names: Vec<&str> = arguments.iter().map(|argument| argument.name.as_str()).collect();
     let required = arguments.iter().filter(|argument| !argument.optional).count();
     let matched = matched(&file.inputs, &names, required).ok_or_else(|| {
@@ -121,17 +137,17 @@ fn inputs(arguments: &[ArgumentDescription], file: &SignatureFile) -> Result<Inp
         ))
     })?;
     let mut specs = Vec::new();
-    for (place, argument) in arguments.iter().enumerate() {
+    for (index, argument) in arguments.iter().enumerate() {
         let text =
-            matched.iter().zip(&file.inputs).find(|(at, _)| **at == place).map(|(_, text)| text);
+            matched.iter().zip(&file.inputs).find(|(at, _)| **at == index).map(|(_, text)| text);
         if let Some(spec) = input(argument, text)? {
-            specs.push((spec, place));
+            specs.push((spec, index));
         }
     }
-    let places = arguments
+    let arguments = arguments
         .iter()
         .map(|argument| ForwardArgument { kind: argument.kind, required: !argument.optional });
-    Ok((specs, places.collect()))
+    Ok(ForwardInputs { specs, arguments: arguments.collect() })
 }
 
 /// Returns the index in `names` of each of `texts`: by name if all names are known, by position if
@@ -263,18 +279,18 @@ impl ForwardPlan {
         Some(inputs)
     }
 
-    /// Adopts the outputs of a trial run: name, type and rank.
-    pub(crate) fn learn(&mut self, outputs: Vec<(String, DType, usize)>) {
-        let specs = outputs.iter().map(|(name, dtype, rank)| TensorSpec {
-            name: name.clone(),
-            dtype: *dtype,
-            shape: Some(vec![Dim::Dynamic(None); *rank]),
+    /// Replaces the outputs by those of a trial run.
+    pub(crate) fn learn(&mut self, outputs: &[ObservedOutput]) {
+        let specs = outputs.iter().map(|output| TensorSpec {
+            name: output.name.clone(),
+            dtype: output.dtype,
+            shape: Some(vec![Dim::Dynamic(None); output.rank]),
             optional: false,
         });
         self.signature.outputs = specs.collect();
-        let source = |(position, (name, ..)): (usize, &(String, DType, usize))| ModuleOutput {
-            name: name.as_str().into(),
-            key: Some(name.clone()),
+        let source = |(position, output): (usize, &ObservedOutput)| ModuleOutput {
+            name: output.name.as_str().into(),
+            key: Some(output.name.clone()),
             position,
         };
         self.outputs = outputs.iter().enumerate().map(source).collect();
