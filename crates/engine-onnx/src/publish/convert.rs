@@ -61,17 +61,22 @@ impl Conversion {
         Conversion::plan(model, None, direct)
     }
 
+    /// Plans the conversion of the graph `model`. `published` is the manifest if the source is a
+    /// published version. Then every parameter of the manifest moves, also if it is small.
+    ///
+    /// # Errors
+    /// `DataLoss` if the graph lacks a parameter of the manifest; the errors of [`plan`].
     fn plan(model: PathBuf, published: Option<LayoutManifest>, direct: bool) -> Result<Conversion> {
-        let always: HashSet<String> = published
+        let required: HashSet<String> = published
             .iter()
             .flat_map(|manifest| &manifest.tensors)
             .map(|tensor| tensor.name.clone())
             .collect();
         let mut walker = Walker::open(&model, WALK_BYTES, direct)?;
-        let plan = plan(&mut walker, &model, &always)?;
+        let plan = plan(&mut walker, &model, &required)?;
         let moved: HashSet<&str> =
             plan.moves.iter().map(|parameter| parameter.name.as_str()).collect();
-        if let Some(absent) = always.iter().find(|name| !moved.contains(name.as_str())) {
+        if let Some(absent) = required.iter().find(|name| !moved.contains(name.as_str())) {
             return Err(Error::data_loss(format!(
                 "{}: the manifest has the tensor {absent:?}, the graph does not",
                 model.display()

@@ -67,18 +67,18 @@ pub(super) struct ConversionPlan {
 }
 
 /// Plans the conversion of the model under `walker`, which lies at `path`. Parameters named in
-/// `always` move at any size.
+/// `required` move at any size.
 pub(super) fn plan(
     walker: &mut Walker,
     path: &Path,
-    always: &HashSet<String>,
+    required: &HashSet<String>,
 ) -> Result<ConversionPlan> {
     let names = ParameterNames::collect(walker)?;
     // Without it, only the model's directory counts.
     let opened = walker.file().real_path().ok();
     let externals = ExternalFiles::beside(path, opened.as_deref())?;
     let mut planner =
-        Planner { walker, externals, names, always, moves: Vec::new(), end: 0, embedded: 0 };
+        Planner { walker, externals, names, required, moves: Vec::new(), end: 0, embedded: 0 };
     let whole = planner.walker.whole();
     let body = match planner.message(MessageKind::Model, whole.clone(), 0)? {
         Some(body) => body,
@@ -152,7 +152,7 @@ struct Planner<'a> {
     walker: &'a mut Walker,
     externals: ExternalFiles,
     names: ParameterNames,
-    always: &'a HashSet<String>,
+    required: &'a HashSet<String>,
     moves: Vec<MovedParameter>,
     /// End of the last parameter in the weights file.
     end: u64,
@@ -254,7 +254,7 @@ impl Planner<'_> {
     ) -> Result<Option<MovedParameter>> {
         let (Some(name), Some(bytes)) = (name, head.bytes(self.walker)?) else { return Ok(None) };
         let Some(dtype) = schema::dtype(head.code) else { return Ok(None) };
-        if head.segmented || (bytes < EXTERNALISE_MIN && !self.always.contains(&name)) {
+        if head.segmented || (bytes < EXTERNALISE_MIN && !self.required.contains(&name)) {
             return Ok(None);
         }
         let dims = head.dims.iter().filter_map(|&dim| usize::try_from(dim).ok()).collect();
