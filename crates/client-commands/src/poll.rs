@@ -32,12 +32,13 @@ pub(crate) enum PollFailure {
     Lasting(CommandError),
 }
 
-/// Sends GET to `path` until a response has a progress. Repeats the request after failures of the
-/// connection, and if the server is busy or starts. `check` reads the response. `continues` is the
-/// hint of the error: that the work continues, and how to see it.
+/// Sends GET to `path` until `check` accepts the response, and returns the result of `check`.
+/// Repeats the request if the connection fails, or if the server is busy or starting. `continues`
+/// is the hint of a returned error. It says that the work continues, and how to see its progress.
 ///
 /// # Errors
-/// Returns the last failure after [`FAILING_MAX`]; another refusal of the server at once.
+/// Returns the last failure if requests have failed for [`FAILING_MAX`]. Returns any other refusal
+/// of the server at once.
 pub(crate) fn poll<T>(
     client: &ServerClient,
     path: &str,

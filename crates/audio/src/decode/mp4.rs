@@ -42,7 +42,7 @@ const LONG_EDITS: u32 = 1 << 24;
 /// Edits of the tracks that a reader sees, in their order.
 pub(super) type Mp4Edits = Vec<Mp4Edit>;
 
-/// Checks an mp4 file's table of contents. Returns the part of each track that is audible: not the
+/// Checks an mp4 file's table of contents. Returns the audible part of each track, without the
 /// padding of the encoder.
 ///
 /// # Errors
@@ -118,8 +118,9 @@ fn cut(edits: Option<Mp4Edits>) -> Mp4Edits {
     edits.into_iter().flatten().map(cut).collect()
 }
 
-/// Returns true if the bytes at `at` are none of a file's atoms, but a tag or a trailer of a camera
-/// behind them.
+/// Returns true if the bytes at the offset `at` of a file are not an atom. Tags and the trailers of
+/// cameras follow the last atom. `atom` is the header that these bytes would have, and `whole` is
+/// the file's length, if it is known.
 fn is_trailer(atom: Option<AtomHeader>, at: u64, whole: Option<u64>) -> bool {
     let Some(whole) = whole else { return false };
     match atom {
@@ -152,7 +153,8 @@ fn check_contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<M
     Ok(edits)
 }
 
-/// Checks an atom at `at` that is neither a table of contents nor sound.
+/// Checks an atom at the offset `at` that has neither tables of contents nor samples. Renames a
+/// `meta` atom, so that the demuxer skips it.
 fn check_other_atom(bytes: &mut InputBytes, at: u64, name: [u8; 4], length: u64) -> Result<()> {
     match &name {
         b"ftyp" if length > FTYP_MAX => Err(impossible_lengths()),

@@ -381,17 +381,17 @@ fn own_batches(own: &ServeArgs, mut schedule: ScheduleOptions) -> CommandResult<
 /// has its own batching parameters.
 fn unused_batch_flags(own: &ServeArgs, per_model: bool, mode: ScheduleMode) -> Option<String> {
     let flags = &own.schedule;
-    let is_given = flags.max_batch.is_some() || flags.max_queue_delay.is_some();
-    let reason = match (per_model, mode) {
-        _ if !is_given => return None,
-        (true, _) => {
-            "with --enable_per_model_batching_parameters, the file of each version has both"
-        }
-        (false, ScheduleMode::Sync) if own.inference.runtime_threads == Some(0) => {
-            "--runtime-threads 0 merges no requests"
-        }
-        (false, ScheduleMode::Sync) => "give --enable_batching too, which merges requests",
-        (false, ScheduleMode::Async) => return None,
+    if flags.max_batch.is_none() && flags.max_queue_delay.is_none() {
+        return None;
+    }
+    let reason = if per_model {
+        "with --enable_per_model_batching_parameters, the file of each version has both"
+    } else if mode == ScheduleMode::Async {
+        return None;
+    } else if own.inference.runtime_threads == Some(0) {
+        "--runtime-threads 0 merges no requests"
+    } else {
+        "give --enable_batching too, which merges requests"
     };
     Some(format!("--max-batch and --max-queue-delay have no effect: {reason}"))
 }
