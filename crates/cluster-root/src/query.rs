@@ -52,9 +52,9 @@ pub(super) async fn batch(context: RootContext, body: Bytes) -> Result<RootAnswe
     let run = QueriedCollection { context: &context, record: &record, settings: &settings };
     let found = prefetch::resolve(&run, &mut queries).await?;
     if queries.iter().any(RootQuery::has_own_rounds) {
-        return run.one_by_one(queries, found).await;
+        return run.answer_one_by_one(queries, found).await;
     }
-    run.together(queries, found, bytes).await
+    run.answer_in_one_read(queries, found, bytes).await
 }
 
 impl QueriedCollection<'_> {
@@ -92,7 +92,12 @@ impl QueriedCollection<'_> {
         parts::answer(self, &query.members, hits.collect::<Result<_>>()?, found).await
     }
 
-    async fn one_by_one(&self, queries: Vec<RootQuery>, found: Completeness) -> Result<RootAnswer> {
+    /// Answers queries one after the other. If one fails, the batch fails.
+    async fn answer_one_by_one(
+        &self,
+        queries: Vec<RootQuery>,
+        found: Completeness,
+    ) -> Result<RootAnswer> {
         let mut results = Vec::with_capacity(queries.len());
         let mut coverage = found.coverage();
         let mut reservation: Option<Reservation> = None;
@@ -109,9 +114,9 @@ impl QueriedCollection<'_> {
         Ok(RootAnswer { coverage, reservation, ..RootAnswer::of(&results)? })
     }
 
-    /// Answers queries without rounds of their own in one read. `bytes` are the bytes of the
-    /// request.
-    async fn together(
+    /// Answers all queries with one request to each shard. No query may need rounds of its own.
+    /// `bytes` is the size of the client's request.
+    async fn answer_in_one_read(
         &self,
         queries: Vec<RootQuery>,
         found: Completeness,

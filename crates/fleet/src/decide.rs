@@ -8,8 +8,8 @@ use lifecycle::TurnState;
 use crate::FleetTimes;
 use crate::keys::FleetSnapshot;
 
-/// Reason of a wait before the first answer.
-pub(super) const ASKS: &str = "it asks for a turn";
+/// Reason of the wait of a version before etcd has answered for the first time.
+pub(super) const FIRST_WAIT_REASON: &str = "it asks for a turn";
 /// Maximum number of processes that the reason of a wait names.
 const NAMES_MAX: usize = 3;
 
@@ -60,7 +60,7 @@ pub(super) fn next_step(
         return TurnStep::HoldBack(format!("{process} ended while it loaded the version"));
     }
     if waiting.due.is_none() {
-        return TurnStep::Wait(ASKS.to_owned());
+        return TurnStep::Wait(FIRST_WAIT_REASON.to_owned());
     }
     if waiting.has_slot {
         return TurnStep::Grant;
@@ -207,7 +207,10 @@ mod tests {
     #[test]
     fn a_version_that_is_not_due_takes_no_slot() {
         let waits = WaitingState { due: false, has_slot: false };
-        assert_eq!(step(1, &FleetSnapshot::default(), waits), TurnStep::Wait(ASKS.to_owned()));
+        assert_eq!(
+            step(1, &FleetSnapshot::default(), waits),
+            TurnStep::Wait(FIRST_WAIT_REASON.to_owned())
+        );
     }
 
     #[test]

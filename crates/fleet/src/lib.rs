@@ -47,7 +47,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-use decide::{ASKS, TurnRules};
+use decide::{FIRST_WAIT_REASON, TurnRules};
 use keys::FleetKeys;
 use worker::FleetWorker;
 
@@ -206,7 +206,7 @@ impl UpdateTurns for FleetUpdates {
         let news = state.get(id).is_none_or(|update| update.due.is_some() != due);
         let update = state.entry(id.clone()).or_insert_with(|| FleetUpdate {
             due: None,
-            state: TurnState::Waiting(ASKS.to_owned()),
+            state: TurnState::Waiting(FIRST_WAIT_REASON.to_owned()),
             end: None,
         });
         update.due = due.then(|| update.due.unwrap_or_else(Instant::now));
@@ -230,7 +230,7 @@ impl UpdateTurns for FleetUpdates {
             None => {
                 let update = FleetUpdate {
                     due: None,
-                    state: TurnState::Waiting(ASKS.to_owned()),
+                    state: TurnState::Waiting(FIRST_WAIT_REASON.to_owned()),
                     end: Some(ended),
                 };
                 state.insert(id.clone(), update);
