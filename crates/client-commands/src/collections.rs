@@ -242,35 +242,49 @@ fn backups(args: &BackupsArgs) -> CommandResult {
         Some(collection) => path(collection, "backups"),
         None => "/v1/backups".to_owned(),
     };
-    // A store with thousands of backups is read for minutes.
+    // With the long time limit of `call`, because the server reads thousands of backups for minutes.
     let answer = client.call("GET", &path, RequestContent::None)?.json()?;
     if args.server.json {
-        return print(&pretty(&answer));
-    }
-    let entries =
-        |key: &str| answer.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
-    let mut table;
-    let mut unreadable = String::new();
-    if args.collection.is_some() {
-        table = TextTable::left(&["BACKUP", "CREATED", "POINTS", "SIZE"]);
-        for entry in entries("backups") {
-            let [id, created, points] =
-                ["backup", "created", "points"].map(|key| text(&entry, key));
-            table.row([id, created, points, bytes_at(&entry, "bytes")]);
-        }
-        unreadable = report::problems(&answer, "unreadable");
-        if !unreadable.is_empty() {
-            unreadable.insert_str(0, "These backups cannot be read:\n");
-        }
+        print(&pretty(&answer))
+    } else if args.collection.is_some() {
+        print(&format!("{}{}", backup_table(&answer), unreadable_backups(&answer)))
     } else {
-        table = TextTable::left(&["COLLECTION", "BACKUPS", "NEWEST", "STORED"]);
-        for entry in entries("collections") {
-            let [name, count, newest] =
-                ["collection", "backups", "newest"].map(|key| text(&entry, key));
-            table.row([name, count, newest, bytes_at(&entry, "stored_bytes")]);
-        }
+        print(&collection_table(&answer).to_string())
     }
-    print(&format!("{table}{unreadable}"))
+}
+
+/// Returns the backups of one collection as a table.
+fn backup_table(answer: &Value) -> TextTable {
+    let mut table = TextTable::left(&["BACKUP", "CREATED", "POINTS", "SIZE"]);
+    for entry in entries(answer, "backups") {
+        let [id, created, points] = ["backup", "created", "points"].map(|key| text(entry, key));
+        table.row([id, created, points, bytes_at(entry, "bytes")]);
+    }
+    table
+}
+
+/// Returns a list of the backups that cannot be read, or an empty text.
+fn unreadable_backups(answer: &Value) -> String {
+    let problems = report::problems(answer, "unreadable");
+    if problems.is_empty() {
+        return problems;
+    }
+    format!("These backups cannot be read:\n{problems}")
+}
+
+/// Returns the collections that have backups as a table.
+fn collection_table(answer: &Value) -> TextTable {
+    let mut table = TextTable::left(&["COLLECTION", "BACKUPS", "NEWEST", "STORED"]);
+    for entry in entries(answer, "collections") {
+        let [name, count, newest] = ["collection", "backups", "newest"].map(|key| text(entry, key));
+        table.row([name, count, newest, bytes_at(entry, "stored_bytes")]);
+    }
+    table
+}
+
+/// Returns the elements of the list `key` of a response.
+fn entries<'a>(answer: &'a Value, key: &str) -> &'a [Value] {
+    answer.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use lifecycle::TurnState;
 use crate::FleetTimes;
 use crate::keys::FleetSnapshot;
 
-/// Reason of the wait of a version before etcd has answered for the first time.
+/// Reason of a wait before the version is due, and before etcd has answered for the first time.
 pub(super) const FIRST_WAIT_REASON: &str = "it asks for a turn";
 /// Maximum number of processes that the reason of a wait names.
 const NAMES_MAX: usize = 3;
