@@ -10,6 +10,7 @@ mod build;
 mod medium;
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use base::{Error, Result};
 use kernels::TopK;
@@ -254,10 +255,10 @@ impl IvfPq {
         found.extend(top.sorted());
     }
 
-    /// Returns the first row of a cluster, and the row after the last.
-    fn list_range(&self, cluster: u32) -> (u32, u32) {
+    /// Returns the rows of a cluster.
+    fn list_range(&self, cluster: u32) -> Range<u32> {
         let cluster = cluster as usize;
-        (self.starts[cluster], self.starts[cluster + 1])
+        self.starts[cluster]..self.starts[cluster + 1]
     }
 
     fn centre(&self, cluster: u32) -> &[f32] {
@@ -278,10 +279,7 @@ impl IvfPq {
         let helpers = request.helpers;
         self.books.table(relative, inner_metric(self.metric), table);
         top.reset(refine);
-        let size = |(_, cluster): &(f32, u32)| {
-            let (first, end) = self.list_range(*cluster);
-            (end - first) as usize
-        };
+        let size = |(_, cluster): &(f32, u32)| self.list_range(*cluster).len();
         let rows = if helpers.is_some() { probes.iter().map(size).sum() } else { 0 };
         let on_medium = self.on_medium;
         let query = &relative[..];
@@ -395,11 +393,11 @@ impl IvfPq {
             nearest = FilteredProbes::more(nearest, self.clusters());
         }
         let lists = ivf.probes.iter().map(|(_, list)| self.list_range(*list));
-        let scanned: u32 = lists.clone().map(|(first, end)| end - first).sum();
-        let allowed: u32 = lists.clone().map(|(first, end)| allow.count_within(first, end)).sum();
-        if allowed as usize * BYTES_COST <= scanned as usize {
+        let scanned: usize = lists.clone().map(|list| list.len()).sum();
+        let allowed: u32 = lists.clone().map(|list| allow.count_within(list.start, list.end)).sum();
+        if allowed as usize * BYTES_COST <= scanned {
             rows.clear();
-            rows.extend(lists.flat_map(|(first, end)| allow.iter_within(first, end)));
+            rows.extend(lists.flat_map(|list| allow.iter_within(list.start, list.end)));
             return Ok(());
         }
         self.look_up(refine, request, ivf)?;

@@ -172,7 +172,8 @@ impl Rabitq {
         let length_squared = float::dot(&work.query.rotated, &work.query.rotated);
         let length = length_squared.sqrt();
         let all = ScannedList {
-            rows: (0, self.clusters() as u32),
+            first_row: 0,
+            end_row: self.clusters() as u32,
             first_block: 0,
             offset: if self.metric == Metric::Dot { 0.0 } else { length_squared },
             radii: ErrorRadii { signs: length, levels: length },
@@ -208,7 +209,8 @@ impl Rabitq {
         let cluster = cluster as usize;
         let square = squared_distance(query, centre);
         ScannedList {
-            rows: (self.starts[cluster], self.starts[cluster + 1]),
+            first_row: self.starts[cluster],
+            end_row: self.starts[cluster + 1],
             first_block: self.block_starts[cluster] as usize,
             offset: match self.metric {
                 Metric::Dot => constant - float::dot(&query.rotated, centre),
@@ -308,7 +310,7 @@ impl Rabitq {
         }
         let mut list: Option<ScannedList> = None;
         for row in allow.iter().take_while(|row| *row < self.rows()) {
-            if list.is_none_or(|list| row >= list.rows.1) {
+            if list.is_none_or(|list| row >= list.end_row) {
                 let cluster = self.starts.partition_point(|start| *start <= row) - 1;
                 list = Some(self.list(&work.query, constant, cluster as u32));
             }

@@ -37,18 +37,34 @@ struct LevelGroups {
     factors: RowGroups,
 }
 
+/// One-bit codes and factors of consecutive blocks.
+#[derive(Clone, Copy)]
+struct BlockSigns<'a> {
+    first_block: usize,
+    signs: &'a dyn CodeBlock,
+    factors: &'a dyn CodeBlock,
+}
+
+impl<'a> BlockSigns<'a> {
+    /// Takes the codes and factors that were read for a part, or `None` if one is missing.
+    fn of(first_block: usize, read: &'a [Option<Arc<dyn CodeBlock>>; 2]) -> Option<BlockSigns<'a>> {
+        let [Some(signs), Some(factors)] = read else { return None };
+        Some(BlockSigns { first_block, signs: &**signs, factors: &**factors })
+    }
+}
+
 /// One-bit codes of a part, and four-bit codes of its rows that are compared.
 struct PartCodes<'a> {
-    /// First block, and the codes and factors from it on. `None` for rows alone.
-    signs: Option<(usize, &'a dyn CodeBlock, &'a dyn CodeBlock)>,
+    /// `None` if only rows are compared.
+    signs: Option<BlockSigns<'a>>,
     groups: LevelGroups,
     held: &'a HeldLevels,
 }
 
 impl RowCodes for PartCodes<'_> {
     fn block(&self, block: usize, bytes: usize) -> Option<(&[u8], &[f32; FACTORS])> {
-        let (first, signs, factors) = self.signs?;
-        let at = block.checked_sub(first)?;
+        let BlockSigns { first_block, signs, factors } = self.signs?;
+        let at = block.checked_sub(first_block)?;
         let signs = signs.bytes().get(at * bytes..(at + 1) * bytes)?;
         Some((signs, factors.floats().as_chunks::<FACTORS>().0.get(at)?))
     }
@@ -151,28 +167,19 @@ impl Rabitq {
     ) -> Result<()> {
         let groups = self.level_groups();
         let RabitqScratch { query, found: scan, rows, levels, .. } = work;
-        let signs = |part: &ListPart, pair: &'_ [Option<Arc<dyn CodeBlock>>; 2]| match pair {
-            [Some(signs), Some(factors)] => {
-                Some((lists[part.list].first_block + part.first, signs.clone(), factors.clone()))
-            }
-            _ => None,
-        };
         let pairs = found.as_chunks::<2>().0;
-        let read: Vec<_> = parts.iter().zip(pairs).map(|(part, pair)| signs(part, pair)).collect();
         rows.clear();
         rows.extend(scan.waiting());
         let none = HeldLevels::default();
-        for (part, signs) in parts.iter().zip(&read) {
-            let signs =
-                signs.as_ref().map(|(first, signs, factors)| (*first, &**signs, &**factors));
+        for (part, read) in parts.iter().zip(pairs) {
+            let signs = BlockSigns::of(lists[part.list].first_block + part.first, read);
             let codes = PartCodes { signs, groups, held: &none };
             let numbers = part.first..part.first + part.blocks;
             scan.add_passing_rows(&codes, query, &lists[part.list], numbers, request.allow, rows);
         }
         levels.read(&groups, rows, reader(request.codes)?)?;
-        for (part, signs) in parts.iter().zip(&read) {
-            let signs =
-                signs.as_ref().map(|(first, signs, factors)| (*first, &**signs, &**factors));
+        for (part, read) in parts.iter().zip(pairs) {
+            let signs = BlockSigns::of(lists[part.list].first_block + part.first, read);
             let codes = PartCodes { signs, groups, held: levels };
             let numbers = part.first..part.first + part.blocks;
             scan.scan_blocks(&codes, query, &lists[part.list], numbers, request.allow);
@@ -203,7 +210,7 @@ impl Rabitq {
         for rows in allowed.chunks(ROWS_AT_ONCE) {
             work.levels.read(&groups, rows, reader(request.codes)?)?;
             for &row in rows {
-                if list.is_none_or(|list| row >= list.rows.1) {
+                if list.is_none_or(|list| row >= list.end_row) {
                     let cluster = self.starts.partition_point(|start| *start <= row) - 1;
                     list = Some(self.list(&work.query, constant, cluster as u32));
                 }

@@ -123,8 +123,9 @@ impl Smallest {
 /// List prepared for a query.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScannedList {
-    /// First row, and the row after the last.
-    pub(super) rows: (u32, u32),
+    pub(super) first_row: u32,
+    /// Row after the last.
+    pub(super) end_row: u32,
     pub(super) first_block: usize,
     /// Addition to the cost of every row.
     pub(super) offset: f32,
@@ -135,7 +136,7 @@ pub(super) struct ScannedList {
 impl ScannedList {
     /// Returns the number of its blocks.
     pub(super) fn blocks(&self) -> usize {
-        ((self.rows.1 - self.rows.0) as usize).div_ceil(BLOCK)
+        ((self.end_row - self.first_row) as usize).div_ceil(BLOCK)
     }
 
     fn gate(&self, limit: f32) -> BoundGate {
@@ -187,8 +188,8 @@ impl RabitqScan {
         let mut gate = list.gate(f32::INFINITY);
         let mut bounds = [0.0; BLOCK];
         for number in numbers {
-            let first = list.rows.0 + (number * BLOCK) as u32;
-            let mask = allowed(first, list.rows.1, allow);
+            let first = list.first_row + (number * BLOCK) as u32;
+            let mask = allowed(first, list.end_row, allow);
             if mask == 0 {
                 continue;
             }
@@ -234,8 +235,8 @@ impl RabitqScan {
         let gate = list.gate(self.smallest.limit());
         let mut bounds = [0.0; BLOCK];
         for number in numbers {
-            let first = list.rows.0 + (number * BLOCK) as u32;
-            let mask = allowed(first, list.rows.1, allow);
+            let first = list.first_row + (number * BLOCK) as u32;
+            let mask = allowed(first, list.end_row, allow);
             if mask == 0 {
                 continue;
             }

@@ -49,7 +49,8 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
     Scene {
         codes,
         list: ScannedList {
-            rows: (0, rows as u32),
+            first_row: 0,
+            end_row: rows as u32,
             first_block: 0,
             offset,
             radii: query.radii(square),
@@ -108,7 +109,8 @@ fn inner_products_with_centres_include_the_mean() {
     query.prepare();
     let length = float::dot(&query.rotated, &query.rotated).sqrt();
     let list = ScannedList {
-        rows: (0, 200),
+        first_row: 0,
+        end_row: 200,
         first_block: 0,
         offset: 0.0,
         radii: ErrorRadii { signs: length, levels: length },
