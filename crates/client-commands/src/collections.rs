@@ -242,7 +242,7 @@ fn backups(args: &BackupsArgs) -> CommandResult {
         Some(collection) => path(collection, "backups"),
         None => "/v1/backups".to_owned(),
     };
-    // With the long time limit of `call`, because the server reads thousands of backups for minutes.
+    // `call` has a long time limit. The server reads a store with thousands of backups for minutes.
     let answer = client.call("GET", &path, RequestContent::None)?.json()?;
     if args.server.json {
         print(&pretty(&answer))
