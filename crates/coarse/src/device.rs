@@ -67,15 +67,14 @@ pub fn start(options: &GpuOptions) -> Result<String> {
 /// Returns the counts so far.
 pub fn counters() -> DeviceCounters {
     let gpu = GPU.get();
-    let (device_bytes, pinned_bytes) = gpu.map_or((0, 0), |gpu| gpu.bytes());
     DeviceCounters {
         queries: SEARCHES.load(Ordering::Relaxed),
         fallbacks: FALLBACKS.load(Ordering::Relaxed),
         limited: LIMITED.load(Ordering::Relaxed),
         passes: PASSES.load(Ordering::Relaxed),
         joined: gpu.map_or(0, |gpu| gpu.joined()),
-        device_bytes,
-        pinned_bytes,
+        device_bytes: gpu.map_or(0, |gpu| gpu.device_bytes()),
+        pinned_bytes: gpu.map_or(0, |gpu| gpu.pinned_bytes()),
     }
 }
 
@@ -108,12 +107,11 @@ pub(super) fn rank(
     if kept == 0 || words.is_some_and(|words| words.len() < rows.rows().div_ceil(64)) {
         return false;
     }
-    let (_, pinned) = rows.bytes();
     let count = match queries {
         Queries::Bytes { scales, .. } => scales.len(),
         Queries::Floats(values) => values.len() / rows.dims(),
     };
-    if kept > gpu::K_MAX && pinned {
+    if kept > gpu::K_MAX && rows.is_pinned() {
         LIMITED.fetch_add(count as u64, Ordering::Relaxed);
         return false;
     }

@@ -149,9 +149,14 @@ impl Gpu {
         &self.name
     }
 
-    /// Returns the bytes of rows on the device, and the bytes in pinned host memory.
-    pub fn bytes(&self) -> (u64, u64) {
-        (self.device_budget.used(), self.pinned_budget.used())
+    /// Returns the bytes of rows in the memory of the device.
+    pub fn device_bytes(&self) -> u64 {
+        self.device_budget.used()
+    }
+
+    /// Returns the bytes of rows in pinned host memory.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned_budget.used()
     }
 
     /// Returns the number of queries that ran in a search of another thread, since the start.

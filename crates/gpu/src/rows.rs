@@ -329,9 +329,14 @@ impl DeviceRows {
         self.dims
     }
 
-    /// Returns the bytes of codes, and true if they are in pinned host memory.
-    pub fn bytes(&self) -> (u64, bool) {
-        (self.reservation.bytes(), matches!(self.codes, DeviceCodes::Pinned(_)))
+    /// Returns the bytes that the rows take.
+    pub fn bytes(&self) -> u64 {
+        self.reservation.bytes()
+    }
+
+    /// Returns true if the codes are in pinned host memory, and not in that of the device.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.codes, DeviceCodes::Pinned(_))
     }
 
     /// Returns the `k` rows of least cost for each query, best first, equal costs by row. Returns

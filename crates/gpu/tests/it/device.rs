@@ -42,7 +42,7 @@ fn the_device_ranks_as_sorting_does() {
     for case in &all {
         for placement in [RowPlacement::Device, RowPlacement::Pinned] {
             let rows = gpu.upload(&case.rows(), placement).unwrap();
-            assert_eq!(rows.bytes().1, placement == RowPlacement::Pinned);
+            assert_eq!(rows.is_pinned(), placement == RowPlacement::Pinned);
             let found = rows.search(&case.queries(), case.k, case.allowed.as_deref()).unwrap();
             assert!(
                 found == case.naive(),
@@ -55,7 +55,7 @@ fn the_device_ranks_as_sorting_does() {
             assert!(found == next.naive(), "{:?} {placement:?}, continued", rows.rows());
         }
     }
-    assert_eq!(gpu.bytes(), (0, 0));
+    assert_eq!((gpu.device_bytes(), gpu.pinned_bytes()), (0, 0));
 }
 
 /// The last holder of a segment drops it, on a thread that may never have used the device.
@@ -68,7 +68,7 @@ fn another_thread_may_drop_rows() {
     for placement in [RowPlacement::Device, RowPlacement::Pinned] {
         let rows = gpu.upload(&case.rows(), placement).unwrap();
         std::thread::spawn(move || drop(rows)).join().unwrap();
-        assert_eq!(gpu.bytes(), (0, 0));
+        assert_eq!((gpu.device_bytes(), gpu.pinned_bytes()), (0, 0));
         let rows = gpu.upload(&case.rows(), placement).unwrap();
         assert_eq!(rows.search(&case.queries(), case.k, None).unwrap(), case.naive());
     }

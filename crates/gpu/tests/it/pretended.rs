@@ -144,7 +144,7 @@ fn codes_move_if_others_take_the_memory() {
     let error = gpu.upload(&case.rows(), RowPlacement::Device).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
     let rows = gpu.upload(&case.rows(), RowPlacement::Auto).unwrap();
-    assert_eq!(gpu.bytes(), (0, 20_000 * 64));
+    assert_eq!((gpu.device_bytes(), gpu.pinned_bytes()), (0, 20_000 * 64));
     assert_eq!(rows.search(&case.queries(), case.k, None).unwrap(), case.naive());
 }
 
@@ -161,5 +161,5 @@ fn a_lost_device_is_reported() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     drop(rows);
     assert_eq!(gpu.device_bytes_left().unwrap_err().kind(), ErrorKind::Unavailable);
-    assert_eq!(gpu.bytes(), (0, 0));
+    assert_eq!((gpu.device_bytes(), gpu.pinned_bytes()), (0, 0));
 }
