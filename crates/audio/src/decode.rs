@@ -84,6 +84,13 @@ pub struct AudioBlock {
 /// Function that returns true to stop the decoder.
 type StopCheck = Box<dyn Fn() -> bool + Send>;
 
+/// The end and the text of the last damaged stretch of a recording.
+struct LastDamage {
+    /// Frame of the file after the stretch.
+    end: u64,
+    what: String,
+}
+
 /// Decoder of one recording.
 pub struct Decoder {
     reader: Box<dyn BlockReader>,
@@ -114,9 +121,8 @@ pub struct Decoder {
     ended: bool,
     /// Called before every step.
     stop: StopCheck,
-    /// End of the last fault's stretch and its text. Damage that follows at once extends that
-    /// fault.
-    damage: Option<(u64, String)>,
+    /// The last damage. Damage with the same text that follows at once belongs to the same fault.
+    damage: Option<LastDamage>,
     /// Text of the first fault of all.
     first_fault: Option<String>,
     faults: Vec<Fault>,
@@ -419,9 +425,9 @@ impl Decoder {
 
     /// Records a fault of `frames` frames at frame `at` of the file.
     fn record_fault(&mut self, at: u64, frames: u64, what: String) {
-        let follows =
-            self.damage.as_ref().is_some_and(|(end, before)| *end == at && *before == what);
-        self.damage = Some((at + frames, what.clone()));
+        let is_same = |last: &LastDamage| last.end == at && last.what == what;
+        let follows = self.damage.as_ref().is_some_and(is_same);
+        self.damage = Some(LastDamage { end: at + frames, what: what.clone() });
         if follows {
             return;
         }

@@ -564,13 +564,15 @@ impl Mp4Track {
         let mut parts = Vec::new();
         let mut has_ended = false;
         for entry in entries.take(count) {
-            let Some((length, media)) = edit_entry(entry, is_long) else { return };
-            match u64::try_from(media) {
+            let Some(EditEntry { length, start }) = EditEntry::read(entry, is_long) else {
+                return;
+            };
+            match u64::try_from(start) {
                 Ok(media) if !has_ended && parts.len() < PARTS_MAX => {
                     parts.push(MediaPart { media, length });
                 }
-                Err(_) if media == -1 && parts.is_empty() => delay = delay.saturating_add(length),
-                Err(_) if media == -1 => has_ended = true,
+                Err(_) if start == -1 && parts.is_empty() => delay = delay.saturating_add(length),
+                Err(_) if start == -1 => has_ended = true,
                 _ => return,
             }
         }
@@ -584,12 +586,23 @@ impl Mp4Track {
     }
 }
 
-/// Returns the length of an edit, and its start in the track, which is -1 for silence.
-fn edit_entry(entry: &[u8], is_long: bool) -> Option<(u64, i64)> {
-    if is_long {
-        Some((big_long(entry, 0)?, big_long(entry, 8)? as i64))
-    } else {
-        Some((u64::from(big(entry, 0)?), i64::from(big(entry, 4)? as i32)))
+/// Entry of a list of edits.
+struct EditEntry {
+    /// Length in ticks of the movie.
+    length: u64,
+    /// Start in ticks of the track, or -1 for silence.
+    start: i64,
+}
+
+impl EditEntry {
+    /// Reads an entry, whose numbers have 64 bits if `is_long` and 32 bits otherwise.
+    fn read(entry: &[u8], is_long: bool) -> Option<EditEntry> {
+        if is_long {
+            Some(EditEntry { length: big_long(entry, 0)?, start: big_long(entry, 8)? as i64 })
+        } else {
+            let start = i64::from(big(entry, 4)? as i32);
+            Some(EditEntry { length: u64::from(big(entry, 0)?), start })
+        }
     }
 }
 

@@ -46,8 +46,17 @@ struct OpenSpan {
     /// Padded start, once it is certain that the event counts.
     padded: Option<f64>,
     all: RunningMean,
-    /// Possible end, and the mean up to it.
-    mark: Option<(f64, RunningMean)>,
+    /// Start of the present pause, at which the event ends if the pause is long enough.
+    mark: Option<PossibleEnd>,
+}
+
+/// A possible end of an event.
+#[derive(Clone, Copy, Debug)]
+struct PossibleEnd {
+    /// Number of the sample.
+    at: f64,
+    /// Mean probability up to it.
+    mean: RunningMean,
 }
 
 /// Detects the events of one class.
@@ -74,8 +83,8 @@ impl Detector {
         if self.rises(onset, rule)
             && let Some(open) = self.open.take()
         {
-            let (end, mean) = open.mark.unwrap_or((at, open.all));
-            self.close(open, end, mean, rule, out);
+            let end = open.mark.unwrap_or(PossibleEnd { at, mean: open.all });
+            self.close(open, end, rule, out);
             self.open =
                 Some(OpenSpan { start: at, padded: None, all: RunningMean::default(), mark: None });
         }
@@ -109,11 +118,11 @@ impl Detector {
         let Some(open) = &mut self.open else { return };
         // NaN is silence, as a missing window is.
         if probability.is_nan() || probability < rule.off {
-            let (mark, mean) = *open.mark.get_or_insert((at, open.all));
-            if at - mark >= rule.gap {
+            let mark = *open.mark.get_or_insert(PossibleEnd { at, mean: open.all });
+            if at - mark.at >= rule.gap {
                 let open = *open;
                 self.open = None;
-                self.close(open, mark, mean, rule, out);
+                self.close(open, mark, rule, out);
                 return;
             }
         }
@@ -126,14 +135,13 @@ impl Detector {
     fn close(
         &mut self,
         open: OpenSpan,
-        end: f64,
-        mean: RunningMean,
+        end: PossibleEnd,
         rule: &EventSettings,
         out: &mut dyn FnMut(ActiveSpan),
     ) {
-        if end - open.start > rule.min {
+        if end.at - open.start > rule.min {
             let start = open.padded.unwrap_or_else(|| self.pad_before(open.start, rule, out));
-            self.waiting = Some(ActiveSpan { start, end, score: mean.value() });
+            self.waiting = Some(ActiveSpan { start, end: end.at, score: end.mean.value() });
         }
     }
 
@@ -171,7 +179,7 @@ impl Detector {
         }
         let Some(mut open) = self.open else { return };
         // The event cannot end before its mark or, without a mark, before the next frame.
-        let least = open.mark.map_or(at, |(mark, _)| mark);
+        let least = open.mark.map_or(at, |mark| mark.at);
         if open.padded.is_none() && least - open.start > rule.min {
             open.padded = Some(self.pad_before(open.start, rule, out));
             self.open = Some(open);
@@ -186,7 +194,8 @@ impl Detector {
         out: &mut dyn FnMut(ActiveSpan),
     ) {
         if let Some(open) = self.open.take() {
-            self.close(open, samples, open.all, rule, out);
+            let end = PossibleEnd { at: samples, mean: open.all };
+            self.close(open, end, rule, out);
         }
         if let Some(mut waiting) = self.waiting.take() {
             waiting.end = (waiting.end + rule.pad).min(samples).floor();
