@@ -191,7 +191,8 @@ impl AnswerComparison {
     /// Compares all turns of the other arms that have the same records.
     fn of(measured: &TierResults, dram: &ArmTurns) -> AnswerComparison {
         let mut all = AnswerComparison::default();
-        let comparable = |arm: &&ArmTurns| arm.name != dram.name && arm.job.shape == dram.job.shape;
+        let comparable =
+            |arm: &&ArmTurns| arm.name != dram.name && arm.job.has_records_of(&dram.job);
         for arm in measured.arms.iter().filter(comparable) {
             all.add(&arm.turns, &dram.turns);
             all.add(&arm.alone, &dram.alone);

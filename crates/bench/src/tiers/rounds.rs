@@ -262,7 +262,8 @@ fn start(
                 cache_bytes: if arm == TierArm::Nvme { share(cache) } else { 0 },
                 mapped_bytes: share(most),
                 record_bytes,
-                shape: (shape.records, shape.segments),
+                records: shape.records,
+                segments: shape.segments,
             };
             let process = ArmProcess::start(args, env, cache, job)?;
             notes.extend(process.ready.note.clone());

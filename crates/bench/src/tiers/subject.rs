@@ -58,8 +58,11 @@ impl TierShape {
     }
 
     /// Returns the position of record `number`.
-    fn position(&self, number: u32) -> (u32, u32) {
-        (number / self.segment_records(), number % self.segment_records())
+    fn position(&self, number: u32) -> TierPosition {
+        TierPosition {
+            segment: number / self.segment_records(),
+            row: number % self.segment_records(),
+        }
     }
 
     /// Returns the shape of the first segments only.
@@ -67,6 +70,13 @@ impl TierShape {
         let records = (self.segment_records() * segments).min(self.records);
         TierShape { records, segments, ..self }
     }
+}
+
+/// Position of a record in the benchmark's segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TierPosition {
+    pub(super) segment: u32,
+    pub(super) row: u32,
 }
 
 /// Generator of records.
@@ -128,7 +138,7 @@ pub(super) struct TierQuery {
     /// Another impression of the wanted record.
     pub(super) graph: Graph,
     /// Position of that record.
-    pub(super) target: (u32, u32),
+    pub(super) target: TierPosition,
     pub(super) candidates: Vec<RerankCandidate>,
 }
 
@@ -179,7 +189,7 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Reran
     let place = (random.bits() % numbers.len() as u64) as usize;
     numbers.swap(0, place);
     let candidate = |(rank, number): (usize, u32)| {
-        let (segment, row) = shape.position(number);
+        let TierPosition { segment, row } = shape.position(number);
         RerankCandidate { segment, row, id: number.into(), coarse: -(rank as f32) }
     };
     numbers.into_iter().enumerate().map(candidate).collect()

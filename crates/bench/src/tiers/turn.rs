@@ -13,7 +13,7 @@ use search::rerank::{NextQuery, QuerySource, Records, RerankQuery, RerankResult,
 use serde::{Deserialize, Serialize};
 
 use super::scorer::clock_ns;
-use super::subject::TierQuery;
+use super::subject::{TierPosition, TierQuery};
 use loadgen::stats::Latencies;
 
 const HITS: usize = 10;
@@ -174,8 +174,9 @@ fn summarise(
         turn.read_bytes += ranked.read_bytes;
         turn.partial += usize::from(ranked.partial);
         let target = stage.queries.get(*query).map(|query| query.target);
-        turn.found +=
-            usize::from(ranked.hits.iter().any(|(hit, _)| Some((hit.segment, hit.row)) == target));
+        let mut positions =
+            ranked.hits.iter().map(|(hit, _)| TierPosition { segment: hit.segment, row: hit.row });
+        turn.found += usize::from(positions.any(|position| Some(position) == target));
         let mut hasher = DefaultHasher::new();
         ranked
             .hits

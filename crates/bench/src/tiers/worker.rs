@@ -67,7 +67,16 @@ pub(super) struct WorkerJob {
     /// Bytes of the file that the mapped arm may have in memory.
     pub(super) mapped_bytes: u64,
     pub(super) record_bytes: u32,
-    pub(super) shape: (u32, u32),
+    /// Number of all records.
+    pub(super) records: u32,
+    pub(super) segments: u32,
+}
+
+impl WorkerJob {
+    /// Returns true if the queries of both jobs find the same records.
+    pub(super) fn has_records_of(&self, other: &WorkerJob) -> bool {
+        self.records == other.records && self.segments == other.segments
+    }
 }
 
 /// First message of a worker.
@@ -86,7 +95,7 @@ pub(super) struct WorkerReady {
 pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
     let job: WorkerJob =
         serde_json::from_str(job).map_err(|e| Error::invalid("--worker").caused_by(e))?;
-    let shape = TierShape::new(args, job.shape.0, job.shape.1);
+    let shape = TierShape::new(args, job.records, job.segments);
     let mut worker = TierWorker::open(args, dir, &job, shape)?;
     let warmed = worker.warm()?;
     say(&WorkerReady { warmed, note: worker.note.take() })?;
