@@ -39,8 +39,14 @@ pub(crate) struct MachineWatch {
 #[derive(Default)]
 struct LastReading {
     threads: ThreadWatch,
-    /// Time, and processor seconds of the process until then.
-    processor: Option<(Instant, f64)>,
+    processor: Option<ProcessorReading>,
+}
+
+/// Processor time of the process at one moment.
+struct ProcessorReading {
+    at: Instant,
+    /// Seconds since the start of the process, of all cores together.
+    seconds: f64,
 }
 
 /// Figures of one moment. Sizes are in bytes.
@@ -135,16 +141,17 @@ impl MachineWatch {
         }
     }
 
-    /// Returns the threads, and the cores in use since the last reading.
+    /// Returns the threads, and the number of cores in use since the last reading. The number is
+    /// `None` if that reading is too old or too new to compare with.
     fn since_last(&self, now: Instant) -> (Vec<Threads>, Option<f64>) {
         let mut last = self.last.lock();
         let threads = last.threads.scan(now);
         let Ok(usage) = os::process::usage() else { return (threads, None) };
-        let before = last.processor.replace((now, usage.cpu_seconds));
-        let used = before.and_then(|(at, seconds)| {
-            let apart = now.saturating_duration_since(at);
+        let reading = ProcessorReading { at: now, seconds: usage.cpu_seconds };
+        let used = last.processor.replace(reading).and_then(|before| {
+            let apart = now.saturating_duration_since(before.at);
             let fits = apart <= APART_MAX && apart > Duration::from_millis(100);
-            fits.then(|| (usage.cpu_seconds - seconds).max(0.0) / apart.as_secs_f64())
+            fits.then(|| (usage.cpu_seconds - before.seconds).max(0.0) / apart.as_secs_f64())
         });
         (threads, used)
     }

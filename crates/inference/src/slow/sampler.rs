@@ -75,6 +75,21 @@ struct MachineReading {
     throttled: Option<Duration>,
 }
 
+/// Times of all cores between two readings.
+#[derive(Debug, Default, PartialEq)]
+struct CoreUse {
+    busy: Duration,
+    stolen: Duration,
+}
+
+/// Processor times of child processes between two readings.
+struct ChildUse {
+    /// Worker processes of isolated models.
+    workers: Duration,
+    /// Processes that convert models.
+    converters: Duration,
+}
+
 impl MachineReading {
     fn new(quota: bool, last: Option<&MachineReading>) -> MachineReading {
         let quota = if quota { CpuQuota::of_this_process() } else { None };
@@ -89,10 +104,13 @@ impl MachineReading {
         }
     }
 
-    /// Returns the busy and the stolen time of the cores since `last`; zero if they are not known.
-    fn cores_since(&self, last: &MachineReading) -> (Duration, Duration) {
-        let Some((now, last)) = self.cores.zip(last.cores) else { return Default::default() };
-        (now.busy.saturating_sub(last.busy), now.stolen.saturating_sub(last.stolen))
+    /// Returns the times of the cores since `last`, or zeros if they are not known.
+    fn cores_since(&self, last: &MachineReading) -> CoreUse {
+        let Some((now, last)) = self.cores.zip(last.cores) else { return CoreUse::default() };
+        CoreUse {
+            busy: now.busy.saturating_sub(last.busy),
+            stolen: now.stolen.saturating_sub(last.stolen),
+        }
     }
 
     /// Returns the time for which the CPU limit has stopped threads since `last`; zero if it is not
@@ -121,16 +139,17 @@ impl MachineSampler {
         }
     }
 
-    /// Returns the processor time of worker processes and of converters since the last call.
-    fn children(&mut self, loading: bool) -> (Duration, Duration) {
+    /// Returns the processor times of child processes since the last call. Only a server that is
+    /// `loading` a version has converters.
+    fn children(&mut self, loading: bool) -> ChildUse {
         let workers = (self.workers)();
         let mut converters = if loading { os::process::children() } else { Vec::new() };
         converters.retain(|id| !workers.contains(id));
         let time_of = os::thread::cpu_time_of_process;
-        (
-            self.worker_times.since_last(&workers, time_of),
-            self.converter_times.since_last(&converters, time_of),
-        )
+        ChildUse {
+            workers: self.worker_times.since_last(&workers, time_of),
+            converters: self.converter_times.since_last(&converters, time_of),
+        }
     }
 
     /// Returns the use since the last call.
@@ -142,10 +161,10 @@ impl MachineSampler {
         let now = MachineReading::new(self.quota || found, Some(&self.last));
         let last = std::mem::replace(&mut self.last, now);
         let loading = self.activity.versions();
-        let (workers, converters) = self.children(!loading.is_empty());
+        let ChildUse { workers, converters } = self.children(!loading.is_empty());
         let now = &self.last;
         let own = now.own.saturating_sub(last.own) + workers + converters;
-        let (busy, stolen) = now.cores_since(&last);
+        let CoreUse { busy, stolen } = now.cores_since(&last);
         let mut sample = MachineSample {
             from: last.at,
             until: now.at,
@@ -193,10 +212,10 @@ mod tests {
             MachineReading { at, core_count: 2, cores, own: ms(0), throttled: sum.map(ms) }
         };
         let [first, second, unread, last] = [Some(100), Some(140), None, Some(500)].map(reading);
-        assert_eq!(second.cores_since(&first), (ms(40), ms(20)));
+        assert_eq!(second.cores_since(&first), CoreUse { busy: ms(40), stolen: ms(20) });
         assert_eq!(second.throttled_since(&first), ms(40));
         for (now, before) in [(&unread, &second), (&last, &unread)] {
-            assert_eq!(now.cores_since(before), (ms(0), ms(0)));
+            assert_eq!(now.cores_since(before), CoreUse::default());
             assert_eq!(now.throttled_since(before), ms(0));
         }
     }
@@ -225,7 +244,7 @@ mod tests {
         let mut sampler = MachineSampler::new(Arc::default(), Box::new(move || vec![id]));
         let mut used = Duration::ZERO;
         for _ in 0..READINGS_MAX {
-            used += sampler.children(false).0;
+            used += sampler.children(false).workers;
             if used >= Duration::from_millis(20) {
                 break;
             }
@@ -233,7 +252,7 @@ mod tests {
         }
         assert!(used >= Duration::from_millis(20), "{used:?}");
         assert!(os::process::children().contains(&id));
-        assert_eq!(sampler.children(true).1, Duration::ZERO, "nor a converter");
+        assert_eq!(sampler.children(true).converters, Duration::ZERO, "nor a converter");
         worker.kill().unwrap();
         worker.wait().unwrap();
     }
