@@ -200,7 +200,7 @@ struct Bulk<'a, T> {
     reports: Receiver<ImageReport>,
     in_flight: usize,
     summary: Summary,
-    /// Error of the first image after which all would fail: a disk has no space.
+    /// Error of the first image after which all others would fail, because a disk has no space.
     full: Option<Error>,
 }
 
@@ -255,7 +255,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
     }
 
     /// Waits until the files in bulk work leave space for `bytes` more. Continues the work on other
-    /// files meanwhile: it may wait for this thread.
+    /// files meanwhile, because that work may wait for this thread.
     fn hold(&mut self, bytes: u64) -> Result<CountedBytes> {
         loop {
             if let Some(held) = self.files.try_hold(bytes) {

@@ -212,8 +212,8 @@ impl GroupWriter<'_> {
         self.writer.send(format!("{summary}\n").into())
     }
 
-    /// Writes the line of a group in parts: one group can have most pairs of a job. Returns the
-    /// number of its images. Writes nothing and returns `None` if fewer than two are left.
+    /// Writes the line of a group in parts, because one group can have most pairs of a job. Returns
+    /// the number of its images. Writes nothing and returns `None` if fewer than two are left.
     ///
     /// # Errors
     /// `Unavailable` while the collection is being opened; the errors of [`ResultWriter::send`].

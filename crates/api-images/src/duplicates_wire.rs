@@ -13,7 +13,8 @@ use super::limits::accept_score;
 /// Default threshold of photographs whose keypoints are compared. Embeddings of a crop or a rotated
 /// copy are less similar than those of two versions of one file.
 const THRESHOLD_PHOTO: f32 = 0.75;
-/// Default threshold of fingerprints, whose embeddings say little: the nearest are always compared.
+/// Default threshold of fingerprints, whose embeddings say little. So the nearest are always
+/// compared.
 const THRESHOLD_FINGERPRINT: f32 = -1.0;
 /// Default threshold without keypoints.
 const THRESHOLD_UNVERIFIED: f32 = 0.95;

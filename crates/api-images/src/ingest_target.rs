@@ -161,8 +161,8 @@ fn refuse_whole(file: &FilePrints, prints: &mut [PrintOutcome]) -> bool {
     true
 }
 
-/// Results of the prints of a file. Dropping the last reference reports them: then each print has
-/// its result, or its thread has panicked.
+/// Results of the prints of a file. Dropping the last reference reports them. At that time each
+/// print has its result, or its thread has panicked.
 struct PrintResults {
     prints: Mutex<Vec<PrintOutcome>>,
     report: Option<BulkReporter>,
@@ -195,7 +195,7 @@ impl Drop for PrintResults {
     }
 }
 
-/// Returns the outcomes of prints that are not known: those of threads that have panicked.
+/// Returns the outcomes of prints that are not known, because their threads have panicked.
 fn unknown_outcomes(file: &FilePrints) -> Vec<PrintOutcome> {
     let unknown = |print: &SplitPrint| match print {
         Ok(print) => {

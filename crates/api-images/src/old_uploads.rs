@@ -48,8 +48,8 @@ pub struct OldUploads<'a> {
     age: Duration,
     objects: Pin<Box<dyn Stream<Item = object_store::Result<ObjectMeta>> + Send>>,
     has_ended: bool,
-    /// Latest time of an old upload by the clock of the store. `None` until an object is listed: no
-    /// time is read for an empty part.
+    /// Latest time of an old upload by the clock of the store. `None` until an object is listed,
+    /// because no time is read for an empty part.
     until: Option<SystemTime>,
 }
 

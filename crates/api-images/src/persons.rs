@@ -280,7 +280,7 @@ pub(crate) async fn identify(
     Ok(answer)
 }
 
-/// Returns a payload's value as a text: numbers are names too.
+/// Returns a payload's value as a text. A number can be a name too.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

@@ -130,7 +130,7 @@ impl SearchPlan {
         on_search_thread(registry, &target.named, deadline, work).await
     }
 
-    /// Searches and reads the hits. Only a filter that reads payloads pauses; the search then runs
+    /// Searches and reads the hits. Only a filter that reads payloads pauses. Then the search runs
     /// again from its start, with the rows that the filter has found so far.
     fn run(
         &self,

@@ -274,7 +274,7 @@ impl RebuildWork<'_> {
     }
 
     /// Adds images to the new collection, and returns the number of added images. Adds those
-    /// without an outcome to `lost`: the thread has panicked, perhaps because of another image.
+    /// without an outcome to `lost`. Their thread has panicked, perhaps because of another image.
     fn send(
         &self,
         job: &Arc<IngestJob>,

@@ -262,8 +262,8 @@ impl RemovedCollections {
     }
 
     /// Records originals in the directory `space` that no image names and that could not be
-    /// removed. Extends a record of such originals that waits. Other originals are not checked:
-    /// some may have been copied back for images that are restored later.
+    /// removed. Extends a record of such originals that waits. Other originals are not checked,
+    /// because some may have been copied back for images that are restored later.
     pub(crate) fn check_later(&self, space: &str, originals: &[StoredOriginal]) {
         let _changing = self.checks.lock();
         if let Some(waiting) = self.extend_check(space, originals) {
@@ -337,7 +337,7 @@ impl RemovedCollections {
         let _ = tokio::time::timeout(wait_max, self.added.notified()).await;
     }
 
-    /// Ends a removal: all originals are checked. Runs on a thread that may block.
+    /// Ends a removal after all originals were checked. Runs on a thread that may block.
     pub(crate) fn end(&self, removal: &PendingRemoval) {
         let _changing = self.checks.lock();
         if let Some(file) = &removal.file {

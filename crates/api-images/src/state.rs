@@ -92,7 +92,7 @@ impl ImagesState {
     }
 
     /// Reports removed collections whose originals the last process has not all removed. For a node
-    /// of a cluster: its store of originals is another one.
+    /// of a cluster, which has another store of originals.
     pub fn report_removals(&self) {
         self.services.removed.report();
     }

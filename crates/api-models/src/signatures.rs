@@ -122,7 +122,7 @@ fn select(servable: Arc<Servable>, name: &str) -> Result<Arc<Servable>> {
 }
 
 /// Returns the version that runs a decoded request, under its signature `name`. `found` is the
-/// version that decoded it; if the request did not name it, a running rollout chooses by `key`.
+/// version that decoded it. If the request did not name it, a running rollout chooses by `key`.
 ///
 /// # Errors
 /// `FailedPrecondition` if there is no such signature; the errors of [`InferenceService::route`].

@@ -198,7 +198,7 @@ impl RestCall {
     }
 
     /// Answers from a collection's points, on a search thread. Waits for a collection that is being
-    /// opened, for at most [`OPENING_WAIT_MAX`]: a result from its open part would lack points
+    /// opened, for at most [`OPENING_WAIT_MAX`]. A result from its open part would lack points
     /// without notice.
     pub(crate) async fn read<T: Serialize + 'static>(
         self,

@@ -14,10 +14,10 @@ pub enum ExampleRule {
     BestScore,
     /// The sum of the similarities to the positive examples, less that of the negative ones.
     SumScores,
-    /// The number of pairs whose positive example is nearer, less the number of the others; then
-    /// the similarity to the target.
+    /// The number of pairs whose positive example is nearer, less the number of the others. If
+    /// equal, the similarity to the target decides.
     Discover,
-    /// Loss for each pair whose negative example is nearer; it grows with the difference.
+    /// Loss for each pair whose negative example is nearer. It grows with the difference.
     Context,
 }
 

@@ -7,7 +7,7 @@ use search::Metric;
 
 use crate::scores;
 
-/// Maximum candidates of a query: each is compared with each chosen hit.
+/// Maximum candidates of a query, because each is compared with each chosen hit.
 pub(crate) const CANDIDATES_MAX: usize = 1024;
 
 /// A hit that may be chosen.

@@ -138,8 +138,8 @@ impl QueryRun<'_> {
         self.present(ranked, &projection, budget)
     }
 
-    /// Returns at most `count` hits of `query`, which is the query of `request`; without a query,
-    /// the first points in the order of their ids.
+    /// Returns at most `count` hits of `query`, which is the query of `request`. Without a query,
+    /// returns the first points in the order of their ids.
     ///
     /// # Errors
     /// As [`query`], with the position of the prefetch that fails; `InvalidArgument` for more than

@@ -130,7 +130,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Reads the beginning of `input`. `hint` is a file name's extension or a MIME type; it
+    /// Reads the beginning of `input`. `hint` is a file name's extension or a MIME type. It
     /// improves error messages only.
     ///
     /// # Errors
@@ -287,7 +287,7 @@ impl Decoder {
     }
 
     /// Makes [`next`](Decoder::next) fail once `stop` returns true. `stop` is called before every
-    /// step; any number of steps without sound may lie between two blocks.
+    /// step. Any number of steps without sound may lie between two blocks.
     pub fn stop_when(&mut self, stop: impl Fn() -> bool + Send + 'static) {
         self.stop = Box::new(stop);
     }

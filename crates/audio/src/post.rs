@@ -68,7 +68,7 @@ enum Meaning {
 }
 
 impl Labeller {
-    /// Makes a labeller of `recogniser`'s kind; `embeddings` and `speakers` apply to recognisers of
+    /// Makes a labeller of `recogniser`'s kind. `embeddings` and `speakers` apply to recognisers of
     /// voices.
     pub(crate) fn new(
         recogniser: &Recogniser,
@@ -124,7 +124,7 @@ impl Labeller {
         }
     }
 
-    /// Ends all open labels; the recording has `samples` at the recogniser's rate, and `windows`
+    /// Ends all open labels. The recording has `samples` at the recogniser's rate, and `windows`
     /// windows.
     pub(crate) fn finish(&mut self, samples: u64, windows: u64, out: &mut Vec<Label>) {
         match self.started.as_mut().map(|started| &mut started.meaning) {

@@ -225,7 +225,7 @@ fn read_list(entry: tar::Entry<'_, impl Read>) -> Result<BackupList> {
     BackupList::decode(&text).map_err(|error| damaged(&error))
 }
 
-/// Converts `DataLoss` to `InvalidArgument`: the archive is what a client sent, and no data of this
+/// Converts `DataLoss` to `InvalidArgument`, because a client sent the archive, and no data of this
 /// server is lost. Returns other errors as they are.
 fn damaged(error: &Error) -> Error {
     if error.kind() != ErrorKind::DataLoss {

@@ -286,8 +286,8 @@ impl ServiceShared {
         Ok(store.insert(opened).clone())
     }
 
-    /// Checks that no other collection has the original images of a collection with `settings`:
-    /// removing one of the two would remove the images of both.
+    /// Checks that no other collection has the original images of a collection with `settings`.
+    /// Otherwise the removal of one would remove the images of both.
     fn check_originals(
         &self,
         registry: &Registry,

@@ -19,7 +19,7 @@ use crate::upload_source::UploadSource;
 const PART_BYTES: u64 = 8 << 20;
 /// Maximum bytes of a file for a store without uploads in parts. The file is held in memory.
 const WHOLE_BYTES_MAX: u64 = 512 << 20;
-/// Maximum parts of one object: the limit of S3 is 10,000.
+/// Maximum parts of one object. S3 permits 10,000.
 const PARTS_MAX: u64 = 9_000;
 /// Bytes that are read and hashed at once, and in a directory also written at once. A search whose
 /// read waits for one of them waits a fraction of a millisecond.

@@ -58,8 +58,8 @@ impl<'a> StoredSource<'a> {
         Ok(StoredSource { store, key, bytes, local })
     }
 
-    /// Fills `part` from `at` on. Returns false for a store over the network: there one request for
-    /// all steps is better.
+    /// Fills `part` from `at` on. Returns false for a store over the network, for which one request
+    /// for all steps is better.
     fn read_step(&self, at: u64, part: &mut [u8]) -> Result<bool> {
         let Some(local) = &self.local else { return Ok(false) };
         let LocalSource { file, buffer } = &mut *local.lock();

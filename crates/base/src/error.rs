@@ -45,7 +45,7 @@ pub enum ErrorKind {
 
 /// An error: its kind, a message for people, the delay before the next try, and its cause.
 ///
-/// Two errors are equal if they say the same; their causes are not compared. Boxed so that
+/// Two errors are equal if they say the same. Their causes are not compared. Boxed so that
 /// `Result<T>` stays small on the request path.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);

@@ -213,7 +213,7 @@ impl Chart {
     }
 }
 
-/// Makes the font of the program the only one: the system may have none.
+/// Makes the font of the program the only one, because the system may have none.
 fn register_font() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {

@@ -10,7 +10,7 @@ use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, Error};
 
 /// Looks names up on a thread of its own, which limits the time. If no thread can be started, the
-/// calling thread looks the name up: ureq's resolver would panic.
+/// calling thread looks the name up, because ureq's resolver would panic.
 #[derive(Debug)]
 struct AddressLookup;
 

@@ -22,7 +22,7 @@ use crate::wait_notice::WaitNotice;
 const URL_DEFAULT: &str = "http://127.0.0.1:8501";
 /// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// Timeout for a whole response: a load may take minutes.
+/// Timeout for a whole response. A load may take minutes.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(3600);
 /// Timeout for a whole response to a read of a list or a state, which needs no long work.
 pub(crate) const READ_MAX: Duration = Duration::from_secs(30);

@@ -301,8 +301,8 @@ fn status_text(index: &Value, models: &[(Value, String)]) -> String {
     format!("{table}{reasons}")
 }
 
-/// Returns the remarks of the index about the versions of a model that serve, each once. One is
-/// that the model's store cannot be listed: then a newer version is not known.
+/// Returns the remarks of the index about the versions of a model that serve, each once. One remark
+/// says that the model's store cannot be listed. Then a newer version is not known.
 fn notes(index: &Value, name: &str) -> BTreeSet<String> {
     let serves = |entry: &&Value| text(entry, "name") == name && text(entry, "state") == "READY";
     let notes = index.as_array().into_iter().flatten().filter(serves);

@@ -46,7 +46,7 @@ impl Connector for UnixConnector {
     }
 }
 
-/// Names no address: a socket has none.
+/// Names no address, because a socket has none.
 #[derive(Debug)]
 struct NoResolver;
 

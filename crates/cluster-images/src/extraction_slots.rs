@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-/// Maximum images of this root in extraction on one node: as many as its queue of bulk work takes.
+/// Maximum images of this root in extraction on one node. Its queue of bulk work takes as many.
 const NODE_IMAGES_MAX: usize = 64;
 /// Longest wait for a slot before the nodes are checked again. A new node notifies no waiter.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);

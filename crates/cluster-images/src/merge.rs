@@ -80,7 +80,8 @@ pub(super) fn candidates(results: &ResultTexts, most: usize) -> Result<MergedCan
 pub(super) enum ImageOrder {
     /// Scores from the threshold on first, and the others by the similarity of embeddings.
     Photos { threshold: f32 },
-    /// By the score alone: the scores of the indexes of different shards cannot be compared.
+    /// By the score alone, because the scores of the indexes of different shards cannot be
+    /// compared.
     Prints,
 }
 

@@ -25,7 +25,7 @@ pub enum FollowStep {
     /// The next entry does not exist. Every write that was acknowledged before the call of
     /// [`LogFollower::next`] has been returned.
     End,
-    /// The next entry is below the floor and may be removed: a snapshot must be restored.
+    /// The next entry is below the floor and may be removed. A snapshot must be restored.
     Removed(LogFloor),
 }
 

@@ -25,8 +25,8 @@ const OPERATION_BYTES: usize = 64;
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
 /// Returns true if an error of [`ShardWriter::append`](super::ShardWriter::append) says that the
-/// write was not made and never will be. Otherwise its outcome is unknown: the write may be in the
-/// log already, or arrive there later. Such an error has no advice to retry.
+/// write was not made and never will be. Otherwise its outcome is unknown, because the write may be
+/// in the log already, or arrive there later. Such an error has no advice to retry.
 pub fn was_not_made(error: &Error) -> bool {
     error.kind() != ErrorKind::Unavailable || error.retry_after().is_some()
 }
@@ -301,7 +301,7 @@ impl WriteQueue {
 
 impl QueueState {
     /// Takes the first write, and the writes after it that fit into the same entry. Decides on
-    /// their conditions: from here on, their order is that of the log.
+    /// their conditions, because from here on their order is that of the log.
     fn take(&mut self, bytes_max: usize) -> QueueStep {
         let mut operations = Vec::new();
         let mut batch = TakenBatch::default();

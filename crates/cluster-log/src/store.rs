@@ -171,7 +171,7 @@ impl ShardLog {
         }
     }
 
-    /// Returns the floor, by default 0: the entries below may be removed.
+    /// Returns the floor, by default 0. The entries below it may be removed.
     ///
     /// # Errors
     /// The store's error, with a remedy.
@@ -213,7 +213,7 @@ impl ShardLog {
     /// [`EndSearch`]. `from` is the next entry of a reader. Returns `None` if the reader is too far
     /// behind, or if entries ahead of it were removed.
     ///
-    /// Unlike [`ShardLog::end`], it lists no entries: an hour of them is many objects.
+    /// Unlike [`ShardLog::end`], it lists no entries, because an hour of them is many objects.
     ///
     /// # Errors
     /// As [`ShardLog::check_marker`]; the store's error, with a remedy.

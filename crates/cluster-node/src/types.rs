@@ -186,8 +186,8 @@ pub struct NodeInfo {
 pub enum StoreAccess {
     /// The readings succeed, or they have failed for a short time only.
     Working,
-    /// The readings fail. The node keeps the logs that it writes: the store may be down for all
-    /// nodes.
+    /// The readings fail. The node keeps the logs that it writes, because the store may be down for
+    /// all nodes.
     Failing,
     /// The readings fail, and succeed on another node that can write logs. So the logs of this node
     /// move to other nodes.

@@ -442,7 +442,7 @@ pub struct WriteCondition {
 pub enum OwnerDecision {
     /// The entry that has the operations.
     Made(u64),
-    /// The condition is not met: the operations are in no entry and never will be. Entries up to
+    /// The condition is not met. The operations are in no entry and never will be. Entries up to
     /// this one may have written the image.
     Conflict(u64),
 }

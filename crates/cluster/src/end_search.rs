@@ -15,7 +15,7 @@ pub const END_DISTANCE_MAX: u64 = 64;
 /// The search needs no listing of entries, and an entry that appears late can only make the search
 /// longer.
 ///
-/// The number may be after a gap that stays: entries may never reach it. A reader that waits for
+/// The number may be after a gap that stays. Then entries never reach it. A reader that waits for
 /// it must also end its wait if its own next entry is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndSearch {
@@ -26,7 +26,7 @@ pub struct EndSearch {
 
 impl EndSearch {
     /// Begins a search ahead of `from`, the next entry of a reader. Nearer numbers than
-    /// [`PIPELINE_MAX`] are skipped: while an owner writes, they often have entries.
+    /// [`PIPELINE_MAX`] are skipped, because they often have entries while an owner writes.
     pub fn new(from: EntryNumber) -> EndSearch {
         EndSearch { from, distance: PIPELINE_MAX as u64 }
     }

@@ -55,9 +55,9 @@ impl RecentWrites {
         self.forgotten_through = self.forgotten_through.max(fence);
     }
 
-    /// Takes the next write of the log, which writes `ids`. Returns false if the write is refused:
-    /// an entry after `unless_after` may have written one of them. Without `unless_after` it is
-    /// never refused.
+    /// Takes the next write of the log, which writes `ids`. Returns false if the write is refused,
+    /// because an entry after `unless_after` may have written one of them. Without `unless_after`
+    /// it is never refused.
     pub fn take(&mut self, ids: &[[u8; 16]], unless_after: Option<EntryNumber>) -> bool {
         if unless_after.is_some_and(|after| self.may_be_written(ids, after)) {
             return false;

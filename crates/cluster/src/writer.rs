@@ -102,7 +102,7 @@ pub enum WriterState {
     Reading,
     /// Creates an entry that ends the ownership of older writers.
     Fencing,
-    /// Reads the floor: the log may have been cut while it was read.
+    /// Reads the floor, because the log may have been cut while it was read.
     Checking,
     /// Owns the shard and writes.
     Owning,

@@ -346,7 +346,7 @@ impl FlatIndex {
         if self.metric == Metric::L2 { 2.0 * error + ROUNDING * square } else { error }
     }
 
-    /// Returns the highest cost of a row that can be among the best `k` of query `at`: the codes
+    /// Returns the highest cost of a row that can be among the best `k` of query `at`. The codes
     /// give costs with errors. `None` if fewer rows are ranked.
     fn highest_cost(&self, at: usize, k: usize, work: &mut FlatScratch) -> Option<f64> {
         let doubt = self.doubt(&work.queries[at * self.dims..(at + 1) * self.dims]);

@@ -74,7 +74,7 @@ pub(crate) struct KmeansPlan<'a> {
 }
 
 /// Returns the centres of `points` (`dims` values each), at most one per point. If there are fewer
-/// different points than centres, some centres are nearly equal and some have no points; this is
+/// different points than centres, some centres are nearly equal and some have no points. This is
 /// harmless.
 ///
 /// # Errors

@@ -67,8 +67,8 @@ pub const HITS_MAX: usize = 16_384;
 /// saves.
 const FLAT_ROWS: usize = 2048;
 /// Dimensions from which [`CoarseKind::Auto`] uses one-bit codes. Their error shrinks with the
-/// square root of the dimensions (Gao and Long, "RaBitQ", SIGMOD 2024); below, product quantisation
-/// is better.
+/// square root of the dimensions (Gao and Long, "RaBitQ", SIGMOD 2024). For fewer dimensions,
+/// product quantisation is better.
 const RABITQ_DIMS: usize = 384;
 /// Number of dimensions from which [`CoarseKind::Auto`] uses one-bit codes for vectors with a long
 /// mean, but not for inner products. They need no more memory than product quantisation from here

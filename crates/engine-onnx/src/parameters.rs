@@ -23,7 +23,7 @@ pub(crate) enum ParameterBinding {
 /// Checks `bound` against the graph at `path`, and returns the binding of each. Every parameter
 /// must be an initialiser of that name, type and shape. No other value in any graph of the model
 /// may have the name, because the library binds every value of that name. Every initialiser that
-/// lies in another file must be bound; otherwise the library would map that file, and the serving
+/// lies in another file must be bound. Otherwise the library would map that file, and the serving
 /// threads would read its pages. Binding nothing is valid: then the library places all parameters.
 ///
 /// # Errors

@@ -139,7 +139,7 @@ pub(crate) struct TensorFlowLibrary {
 
 impl TensorFlowLibrary {
     /// Opens the two libraries of the package in `dir`. The first has symbols that the second takes
-    /// from all open libraries, so it is opened globally. `RTLD_DEEPBIND` is not used: it would
+    /// from all open libraries, so it is opened globally. `RTLD_DEEPBIND` is not used. It would
     /// give TensorFlow another `malloc` than the process's.
     ///
     /// # Errors

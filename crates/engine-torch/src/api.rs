@@ -153,7 +153,7 @@ pub(crate) struct ShimLibrary {
 impl ShimLibrary {
     /// Opens the shim at `path`, and with it LibTorch. Its symbols are not visible to others
     /// (`RTLD_LOCAL`), because libraries of other engines have some of the same names.
-    /// `RTLD_DEEPBIND` is not used: it would give LibTorch another `malloc` than the process's.
+    /// `RTLD_DEEPBIND` is not used. It would give LibTorch another `malloc` than the process's.
     ///
     /// # Errors
     /// `FailedPrecondition`, with the remedy, if it does not load or has another interface.

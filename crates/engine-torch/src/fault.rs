@@ -34,8 +34,8 @@ const LOST: [&str; 13] = [
     "Invalid access of peer GPU memory over nvlink",
     "an async error has occured in external entity outside of CUDA",
 ];
-/// Markers of a module whose code names a device: it was exported on a GPU, for example. All inputs
-/// are on the device of the model's settings, so no request can cause this.
+/// Markers of a module whose code names a device, for example because it was exported on a GPU. All
+/// inputs are on the device of the model's settings, so no request can cause this.
 const OTHER_DEVICE: [&str; 4] = [
     "PyTorch is not linked with support for",
     "with arguments from the 'CUDA' backend",

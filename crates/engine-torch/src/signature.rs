@@ -150,8 +150,8 @@ fn inputs(arguments: &[ArgumentDescription], file: &SignatureFile) -> Result<For
     Ok(ForwardInputs { specs, arguments: arguments.collect() })
 }
 
-/// Returns the index in `names` of each of `texts`: by name if all names are known, by position if
-/// none is. `None` otherwise, or if there are too many or too few.
+/// Returns the index in `names` of each of `texts`. They match by name if all names are known, and
+/// by position if none is. `None` otherwise, or if there are too many or too few.
 fn matched(texts: &[TensorText], names: &[&str], required: usize) -> Option<Vec<usize>> {
     let known: Vec<Option<usize>> =
         texts.iter().map(|text| names.iter().position(|name| *name == text.name)).collect();
@@ -257,8 +257,8 @@ fn typed_outputs(description: &ModuleDescription, signature: &mut Signature) -> 
 }
 
 impl ForwardPlan {
-    /// Returns zeros for a trial run, with size 1 for dynamic axes; `None` if a shape is unknown or
-    /// too large.
+    /// Returns zeros as the inputs of a trial run, with size 1 for dynamic axes. Returns `None` if
+    /// a shape is unknown or too large.
     pub(crate) fn trial(&self) -> Option<Vec<NamedTensor>> {
         let mut left = TRIAL_BYTES_MAX;
         let mut inputs = Vec::new();

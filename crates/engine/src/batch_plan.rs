@@ -79,7 +79,7 @@ pub enum InputFill {
     Mask {
         /// Index of the masked input.
         source: usize,
-        /// True if the mask has the source's rank; otherwise it has one axis for the batch and one
+        /// True if the mask has the source's rank. If false, it has one axis for the batch and one
         /// for each padded axis.
         full_rank: bool,
     },

@@ -241,7 +241,8 @@ impl Servable {
     }
 
     /// Keeps what runs of `earlier`, with the same session, have shown about the items of the
-    /// model. Under other batching rules it does not count: a rule may keep the items apart.
+    /// model. Under other batching rules it does not count, because a rule may keep the items
+    /// apart.
     fn keep_evidence(&mut self, earlier: &Servable) {
         let accepts_shapes = |servable: &Servable| servable.schedule.data_dependent_shapes;
         if self.plan == earlier.plan && accepts_shapes(self) == accepts_shapes(earlier) {

@@ -128,7 +128,7 @@ impl Session for StreamSession {
     }
 
     /// Axis 0 of the first input holds the items, `lanes` rows each. An input with as many rows is
-    /// split, and each item keeps an axis 0 of `lanes`; the other inputs go to every item. Outputs
+    /// split, and each item keeps an axis 0 of `lanes`. The other inputs go to every item. Outputs
     /// are joined along axis 0.
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         let count = inputs.first().and_then(|input| input.tensor.shape().first().copied());

@@ -180,7 +180,7 @@ mod tests {
         );
     }
 
-    /// The hash is part of the format: with another one every UUID would be lost.
+    /// The hash is part of the format. With another one, no UUID would be found.
     #[test]
     fn the_hash_stays_as_it_is() {
         assert_eq!(

@@ -18,7 +18,7 @@ pub const K_MAX: usize = LIST_SLOTS - TILE_ROWS;
 pub const QUERIES_MAX: usize = 1024;
 /// Maximum values of a vector, as in the index.
 pub const DIMS_MAX: usize = 4096;
-/// Maximum rows, as in the index: tiles and rows are counted in 32 bits.
+/// Maximum rows, as in the index. Tiles and rows are counted in 32 bits.
 pub const ROWS_MAX: usize = 1 << 30;
 /// Number of blocks of one group for each multiprocessor, so that one computes while another waits.
 const BLOCKS_PER_PROCESSOR: usize = 4;

@@ -23,7 +23,8 @@ pub(crate) struct QueryBatch {
     pub(crate) widened: Vec<u8>,
     /// A scale for each query of bytes; none for queries of floats.
     pub(crate) scales: Vec<f32>,
-    /// Keys, one a query: only larger keys are found. Empty for searches of the best rows.
+    /// A key for each query. Only hits with larger keys are found. Empty for searches of the best
+    /// rows.
     pub(crate) after: Vec<u64>,
     /// Number of hits of each query.
     pub(crate) k: usize,

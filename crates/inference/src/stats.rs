@@ -118,8 +118,8 @@ impl InferenceStats {
         })
     }
 
-    /// Returns the statistics of a version that counts a request. The caller holds the version:
-    /// statistics that are made after its release would stay forever.
+    /// Returns the statistics of a version that counts a request. The caller holds the version,
+    /// because statistics that are made after its release would stay forever.
     pub(crate) fn version(&self, id: &VersionId) -> Arc<VersionStats> {
         self.known(id).unwrap_or_else(|| {
             self.versions

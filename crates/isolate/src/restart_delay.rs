@@ -33,7 +33,7 @@ impl RestartDelay {
         self.0 = DELAY_MAX;
     }
 
-    /// Resets the delay if a process was stable: it has run for `time`.
+    /// Resets the delay if a process that has run for `time` was stable.
     pub(crate) fn note_run(&mut self, time: Duration) {
         if time >= STABLE_TIME {
             self.0 = DELAY_MIN;

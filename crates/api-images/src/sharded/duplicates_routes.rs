@@ -167,7 +167,7 @@ async fn at_low_priority<T: Send + 'static>(
     receiver.await.unwrap_or_else(|_| Err(Error::internal("a step of the search panicked")))
 }
 
-/// Checks that all segments are open: a step must not miss points without notice.
+/// Checks that all segments are open. Otherwise a step would miss points without notice.
 ///
 /// # Errors
 /// `Unavailable` while segments are being opened.

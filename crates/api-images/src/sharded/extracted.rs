@@ -34,7 +34,7 @@ pub fn image_id(bytes: &[u8]) -> PointId {
 }
 
 /// Returns the response of `PUT` for an existing point, from its payload. `None` if it has no
-/// original: the image is added then.
+/// original. Then the image is added.
 pub fn present_answer(id: &PointId, payload: &Map<String, Value>) -> Option<Value> {
     PutOutcome::present(*id, payload).map(|outcome| outcome.to_json())
 }

@@ -79,7 +79,8 @@ pub struct RankRequest {
     /// Fingerprints: the share of the shard.
     #[serde(default)]
     pub prints: Option<PrintShare>,
-    /// Filter in Qdrant's JSON, for fingerprints only: round 1 has the filter of photographs.
+    /// Filter in Qdrant's JSON, for fingerprints only, because round 1 has the filter of
+    /// photographs.
     #[serde(default)]
     pub filter: Option<Value>,
     /// The view of a photograph whose keypoints these are; `None` for a whole image.

@@ -75,7 +75,7 @@ fn expected_instead(name: &str, value: &Value) -> Option<&'static str> {
 
 /// Returns the parameters of a declared index that have no effect, as paths in `payload_schema`.
 /// `params` is null for an index without parameters. Parameters that only permit a condition, such
-/// as `lookup`, are left out: every condition is permitted.
+/// as `lookup`, are left out, because every condition is permitted.
 pub fn index_hints(field: &str, params: &Value) -> Vec<String> {
     let is_hint = |name: &str, value: &Value| match name {
         "is_tenant" | "is_principal" | "enable_hnsw" => *value == true,

@@ -153,7 +153,7 @@ pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
     Ok(value)
 }
 
-/// Removes line and column from the end of a message: the field's path is enough.
+/// Removes line and column from the end of a message, because the field's path is enough.
 fn without_line(message: &str) -> &str {
     message.split(" at line ").next().unwrap_or(message)
 }

@@ -234,7 +234,7 @@ pub enum UpdateOperation {
 }
 
 /// Returns true if a request that changes points, or an operation of a batch of changes, selects
-/// its points by a filter. A malformed request does not; its handler refuses it.
+/// its points by a filter. A malformed request does not, because its handler refuses it.
 pub(crate) fn selects_by_filter(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct RequestSelection {

@@ -29,7 +29,7 @@ pub(crate) struct PointRecord {
 pub(crate) struct ScoredPoint {
     /// Id of the point.
     pub id: PointId,
-    /// Always 0: points have no versions here.
+    /// Always 0, because points have no versions here.
     pub version: u64,
     /// The score by the collection's distance.
     pub score: f32,

@@ -34,7 +34,8 @@ pub(super) struct InputBytes {
     ended: bool,
     /// Message of the error that ended `rest`, if one did.
     broken: Option<String>,
-    /// Names that are replaced while they are read, by offset: atoms that no reader needs.
+    /// Names that are replaced while they are read, by offset. They hide atoms that no reader
+    /// needs.
     renamed: Vec<(u64, [u8; 4])>,
     /// Position for a reader that seeks.
     place: u64,

@@ -13,7 +13,7 @@ use super::sniff::KNOWN;
 use super::{CHANNELS_MAX, vorbis};
 
 /// Maximum samples of each channel in an ALAC packet. The decoder reserves as many as the
-/// description states; encoders write 4096.
+/// description states. Encoders write 4096.
 const ALAC_FRAMES_MAX: u32 = 1 << 16;
 
 /// A decoder that survives damaged packets.

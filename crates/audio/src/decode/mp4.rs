@@ -192,7 +192,7 @@ pub(super) struct Mp4Watch {
 
 impl Mp4Watch {
     /// Checks the atom at `place`, the next byte of `bytes`, if one begins there. Returns the bytes
-    /// up to the next atom; they must be read before the next call.
+    /// up to the next atom. They must be read before the next call.
     ///
     /// # Errors
     /// `DataLoss` for impossible lengths.

@@ -155,8 +155,8 @@ fn first_frame(start: &[u8], whole: bool) -> Option<usize> {
     })
 }
 
-/// Returns the offset of the first frame. Reads no further ahead than needed: the rest of an upload
-/// may arrive slowly.
+/// Returns the offset of the first frame. Reads no further ahead than needed, because the rest of
+/// an upload may arrive slowly.
 pub(super) fn find(bytes: &mut InputBytes) -> Option<usize> {
     [SEARCH_MAX / 16, SEARCH_MAX].into_iter().find_map(|look| {
         let start = bytes.peek(look);
@@ -279,7 +279,7 @@ impl Mpeg {
     }
 
     /// Skips a window of bytes that are not a frame, up to the next frame. The lost frames are
-    /// estimated from all skipped bytes; after the last frame there are none.
+    /// estimated from all skipped bytes. After the last frame there are none.
     fn search(&mut self, before: SkippedBytes) -> DecodeStep {
         let SkippedBytes { count: passed, zeros } = before;
         let window = PASS + 2 * FRAME_MAX + 4;

@@ -56,7 +56,7 @@ pub(super) struct OggWatch {
 
 impl OggWatch {
     /// Checks the page at `place`, the next byte of `bytes`, if one begins there. Returns the bytes
-    /// up to the next check; they must be read before it.
+    /// up to the next check. They must be read before it.
     ///
     /// # Errors
     /// `DataLoss` for more streams or headers than a recording can have, and at the end of a

@@ -25,7 +25,7 @@ pub(super) trait BlockReader: Send {
     fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep;
 }
 
-/// Calls a decoder and returns `None` if it panics: no bytes may end the process.
+/// Calls a decoder and returns `None` if it panics, because no bytes may end the process.
 pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Option<T> {
     // The callers discard a decoder's state after a panic, so no partial state is seen.
     catch_unwind(AssertUnwindSafe(call)).ok()

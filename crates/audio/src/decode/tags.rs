@@ -5,8 +5,8 @@ use super::bytes::{ID3_BYTES, InputBytes, is_id3};
 /// Bytes of the footer of an APE tag, and of its header.
 const APE: usize = 32;
 
-/// Makes a recording end before its ID3 tag. A file ends before an APE tag too; of a stream, its
-/// beginning has been read before its end is known.
+/// Makes a recording end before its ID3 tag. A file ends before an APE tag too. The beginning of a
+/// tag in a stream has been read before its end is known.
 pub(super) fn hide_at_end(bytes: &mut InputBytes) {
     let Some((mut tail, length)) = bytes.tail(ID3_BYTES + APE) else {
         bytes.hold_back_tag();

@@ -46,7 +46,7 @@ impl BitReader<'_> {
     }
 }
 
-/// Returns the numbers in the code books; stops at the first book that makes them too many.
+/// Returns the numbers in the code books. Stops at the first book that makes them too many.
 fn numbers(bits: &mut BitReader<'_>) -> Option<u64> {
     let books = bits.next(8)? + 1;
     let mut sum = 0;

@@ -69,7 +69,7 @@ pub(super) struct ModelRuns {
 }
 
 impl ModelRuns {
-    /// Prepares one recording, of which `seconds` are available: pieces may wait for each other
+    /// Prepares one recording, of which `seconds` are available. Pieces may wait for each other
     /// only within them.
     ///
     /// # Errors

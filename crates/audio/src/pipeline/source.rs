@@ -89,7 +89,7 @@ impl LevelMeter {
         LevelMeter { samples: VecDeque::new(), first: 0, row_samples: recogniser.row_samples }
     }
 
-    /// Returns the level of `window`; drops the samples before it.
+    /// Returns the level of `window`, and drops the samples before it.
     fn of(&mut self, window: &FeatureWindow<'_>) -> f32 {
         let start = window.start * self.row_samples;
         let consumed = start.saturating_sub(self.first).min(self.samples.len() as u64);

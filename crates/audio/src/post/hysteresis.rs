@@ -145,7 +145,7 @@ impl Detector {
         }
     }
 
-    /// Returns the padded start of an event that counts; finishes the event before it.
+    /// Returns the padded start of an event that counts. Finishes the event before it.
     fn pad_before(
         &mut self,
         start: f64,

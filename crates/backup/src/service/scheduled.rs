@@ -24,7 +24,7 @@ use crate::transfer::BackupContext;
 const RETRY_PAUSE: Duration = Duration::from_secs(600);
 
 /// Moment of the last backup of the schedule that did not fail, by collection. It counts also if
-/// the collection had not changed: the newest backup can be old then.
+/// the collection had not changed. Then the newest backup can be old.
 pub(super) type DoneBackups = BTreeMap<String, Instant>;
 
 /// Result of the backups of all collections.

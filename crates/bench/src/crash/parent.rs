@@ -31,7 +31,7 @@ pub(super) struct CrashFigures {
     pub(super) kills: u32,
     /// Number of kills before the collection was open.
     pub(super) early: u32,
-    /// Number of kills that left a partly written file: a flush or a merge was in progress.
+    /// Number of kills that left a partly written file, because a flush or a merge was in progress.
     pub(super) interrupted: u32,
     pub(super) acknowledged: u64,
     /// Number of changes in flight when the writer was killed.

@@ -12,7 +12,7 @@ use loadgen::random::RandomSequence;
 const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
 /// Maximum depth of folders.
 const DEPTH_MAX: usize = 8;
-/// Maximum number of photographs: their files are kept in memory.
+/// Maximum number of photographs, because their files are kept in memory.
 const PHOTOS_MAX: usize = 20_000;
 /// Width and height of a made-up image in pixels.
 const MADE_UP_SIZE: (u32, u32) = (320, 240);

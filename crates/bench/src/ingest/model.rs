@@ -14,7 +14,7 @@ use loadgen::random::{at, signed_unit};
 
 /// Name under which the model is served.
 pub(super) const NAME: &str = "embedder";
-/// Channels before and after each layer. Every layer halves both sides; the first one quarters
+/// Channels before and after each layer. Every layer halves both sides. The first one quarters
 /// them.
 const CHANNELS: [usize; 5] = [3, 32, 64, 128, 256];
 /// Side of a filter.

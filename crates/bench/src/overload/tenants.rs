@@ -26,7 +26,8 @@ const STEADY_SHARE: f64 = 0.3;
 const QUOTA_SHARE: f64 = 0.05;
 /// Requests of the greedy tenant, as a multiple of its quota.
 const GREED: f64 = 10.0;
-/// Requests of the greedy tenant in the comparison, as a share of its quota: it is not refused.
+/// Requests of the greedy tenant in the comparison, as a share of its quota. None of them is
+/// refused.
 const MODEST: f64 = 0.9;
 /// Maximum p99 of the steady tenant, beside the greedy one over beside a modest one.
 const RATIO_P99_MAX: f64 = 1.2;

@@ -88,7 +88,8 @@ pub(super) struct CollectionFigures {
     pub(super) p50_ms: BTreeMap<usize, f64>,
     /// 95th percentile of the same.
     pub(super) p95_ms: BTreeMap<usize, f64>,
-    /// Median latency of the same queries when they are repeated: caches have what they read.
+    /// Median latency of the same queries when they are repeated, and caches have all data that
+    /// they read.
     pub(super) repeated_p50_ms: BTreeMap<usize, f64>,
     /// Parts of queries that a second thread did, by search threads.
     pub(super) helped: BTreeMap<usize, u64>,
@@ -113,7 +114,7 @@ pub(super) struct CollectionFigures {
 struct CollectionReport<'a> {
     /// False if the run continues after this report was written.
     complete: bool,
-    /// True if the files were in memory, on a tmpfs: then no figure is that of a disk.
+    /// True if the files were in memory, on a tmpfs. Then no figure is that of a disk.
     files_in_memory: bool,
     #[serde(flatten)]
     figures: &'a CollectionFigures,

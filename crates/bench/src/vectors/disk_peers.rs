@@ -166,8 +166,8 @@ impl DiskPeerOutcomes {
     }
 }
 
-/// Returns the line for people that announces the engines before the collection is filled: their
-/// indexes can take hours.
+/// Returns the line for people that announces the engines before the collection is filled, because
+/// their indexes can take hours.
 pub(super) fn announcement(peers: &Peers, args: &VectorsArgs) -> String {
     if peers.engines.is_empty() {
         return peers.line();

@@ -34,7 +34,7 @@ pub(super) struct VectorsReport {
     index: String,
     /// Memory of our index without the full vectors, which the last stage of a search compares.
     memory_mb: f64,
-    /// Variants of other engines whose sweep reached its time limit: a further setting may have a
+    /// Variants of other engines whose sweep reached its time limit. A further setting may have a
     /// higher recall.
     sweeps_cut_short: BTreeMap<String, Vec<String>>,
     /// Passes over our settings; the figures are their medians.

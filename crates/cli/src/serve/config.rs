@@ -304,7 +304,8 @@ fn stores(settings: &ServeSettings) -> StoresConfig {
     }
 }
 
-/// Builds the models and roots: the part of the configuration that can change while serving.
+/// Builds the models and roots, which are the part of the configuration that can change while
+/// serving.
 pub(super) fn config_set(settings: &ServeSettings) -> ConfigSet {
     let model = |(name, model): (&String, &ListedModel)| model_config(name, model, settings);
     ConfigSet {

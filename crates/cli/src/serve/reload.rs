@@ -65,8 +65,8 @@ impl ConfigSource for SettingsWatch {
     }
 }
 
-/// Reads the file as a table. A file with a mistake counts as empty: the reader of the settings
-/// reports the mistake, which may be a named pipe or a device.
+/// Reads the file as a table. A file with a mistake counts as empty, because the reader of the
+/// settings reports the mistake. A named pipe and a device count as empty too.
 fn table(path: &Path) -> Table {
     let bytes = os::read_regular_file(path, FILE_BYTES_MAX).unwrap_or_default();
     let text = std::str::from_utf8(&bytes).unwrap_or_default();

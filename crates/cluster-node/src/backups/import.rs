@@ -314,8 +314,8 @@ impl MovedSettings {
             .map_err(|error| Error::internal(format!("point {id}")).caused_by(error))
     }
 
-    /// Returns the operations that write the points of a shard. Each is read as a holder reads it:
-    /// holders skip an operation that they cannot read.
+    /// Returns the operations that write the points of a shard. Each is read as a holder reads it.
+    /// Holders skip an operation that they cannot read.
     fn operations(&self, texts: Vec<String>) -> Result<Vec<Bytes>> {
         let mut operations = Vec::new();
         for chunk in chunks(texts, OPERATION_BYTES, OPERATION_POINTS_MAX, String::len) {

@@ -147,8 +147,8 @@ impl Membership {
     }
 
     /// Sets the marks of this node's copies. Other nodes see all of them at the same moment. A
-    /// caller that also changes the served shards calls this before [`Membership::set_serving`]: a
-    /// damaged copy is then never announced without its mark.
+    /// caller that also changes the served shards calls this before [`Membership::set_serving`].
+    /// Then a damaged copy is never announced without its mark.
     pub fn set_marks(&self, marks: CopyMarks) {
         self.state.change_info(|info| {
             info.damaged = marks.damaged;

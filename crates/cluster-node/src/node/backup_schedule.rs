@@ -183,7 +183,7 @@ async fn remove_replaced(
 
 /// Returns the backups that the new backup `made` replaces if `keep` backups stay. `before` were
 /// listed before it began. `listed` are all backups now, oldest first. A backup that a client made
-/// meanwhile is one of the newest: it counts, and it stays.
+/// meanwhile is one of the newest. It counts, and it stays.
 fn replaced(
     before: &[BackupId],
     listed: &[BackupId],

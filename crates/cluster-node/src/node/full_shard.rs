@@ -52,7 +52,8 @@ impl FullShard {
     }
 
     /// Checks that writes are not refused at `now`. A refusal ends if no view has confirmed it for
-    /// [`DECISION_AGE_MAX`]: the owner may wait for etcd, and a holder may have space again.
+    /// [`DECISION_AGE_MAX`], because the owner may wait for etcd, and a holder may have space
+    /// again.
     ///
     /// # Errors
     /// `StorageFull` with retry advice if all holders have had full disks for a while.

@@ -74,7 +74,7 @@ async fn remove_without_record(
     }
 }
 
-/// Returns the collections of `ids` that have no record and get none: their marks are removed.
+/// Returns the collections of `ids` that have no record and get none. Their marks are removed.
 /// `recorded` reads the ids of all records.
 ///
 /// # Errors

@@ -270,8 +270,8 @@ pub(super) async fn restore(
 }
 
 /// Restores the newest snapshot of the shard `name`. If its objects are missing or damaged, the one
-/// before it is restored. Snapshots below `from` have no use: entries after them may be removed or
-/// lost.
+/// before it is restored. Snapshots below `from` have no use, because entries after them may be
+/// removed or lost.
 async fn restore_newest(
     context: &BackupContext<'_>,
     registry: &Registry,

@@ -166,7 +166,7 @@ impl ShardFollower {
     }
 
     /// Waits after a failed read of the log. The store may be down or refuse a key, or an entry is
-    /// damaged or has a newer format; applied entries are still served. Returns the pause after the
+    /// damaged or has a newer format. Applied entries are still served. Returns the pause after the
     /// next failure.
     async fn wait_after(&mut self, error: &Error, pause: Duration) -> Duration {
         match error.kind() {

@@ -54,7 +54,8 @@ impl ReopenPauses {
     }
 }
 
-/// Returns true for the error of a local collection that is being opened: it has retry advice.
+/// Returns true for the error of a local collection that is being opened. Such an error has retry
+/// advice.
 fn is_opening(error: &Error) -> bool {
     error.kind() == ErrorKind::Unavailable && error.retry_after().is_some()
 }

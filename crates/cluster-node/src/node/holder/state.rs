@@ -135,7 +135,7 @@ impl HolderState {
         *self.applied.borrow()
     }
 
-    /// Reads the log soon: a writer has appended `entry`.
+    /// Reads the log soon, because a writer has appended `entry`.
     pub(in crate::node) fn announce(&self, entry: EntryNumber) {
         if self.applied() <= entry {
             self.wake.notify_one();
