@@ -2,7 +2,7 @@
 //! [`BulkTarget`] is their destination: the collections of this server, or those of a cluster.
 //!
 //! After an image for which a disk has no space, the next images are reported as failed and are not
-//! processed: they would fail after their costly extraction. In a cluster, the disks of one shard
+//! processed. They would fail after their costly extraction. In a cluster, the disks of one shard
 //! may be full, and the images of other shards continue.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Golden requests of a model: a TFRecord of PredictionLog with responses, as the request log
-//! writes it, or a JSON list of Open Inference Protocol requests and responses.
+//! Golden requests of a model. They are a TFRecord of PredictionLog with responses, as the request
+//! log writes it, or a JSON list of Open Inference Protocol requests and responses.
 
 use std::path::Path;
 

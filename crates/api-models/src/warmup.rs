@@ -1,9 +1,9 @@
 //! Requests recorded for warm-up: TensorFlow Serving's file, or Open Inference Protocol bodies.
 //!
 //! A version directory may hold `assets.extra/tf_serving_warmup_requests` (TFRecord of
-//! PredictionLog) or a folder `warmup` of `.json` files, each the body of an infer request, and of
-//! `.jsonl` files, each line of which is one: the files of a request log in JSON. If it holds
-//! neither, the folder `warmup` of the model's directory is used for all its versions.
+//! PredictionLog) or a folder `warmup`. In this folder, each `.json` file is the body of an infer
+//! request. Each line of a `.jsonl` file is one too, as in the files of a request log in JSON. If
+//! it holds neither, the folder `warmup` of the model's directory is used for all its versions.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

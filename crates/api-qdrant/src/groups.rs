@@ -291,8 +291,8 @@ pub fn raise_limits(prefetches: &mut [QueryRequest], all: usize) {
     }
 }
 
-/// Multiplies the limits of prefetches by the size of a group, as Qdrant does: the points of the
-/// first groups could otherwise be all hits of the prefetches.
+/// Multiplies the limits of prefetches by the size of a group, as Qdrant does. Otherwise the points
+/// of the first groups could be all hits of the prefetches.
 pub fn scale_limits(prefetches: &mut [QueryRequest], group_size: usize) {
     for prefetch in prefetches {
         let limit = prefetch.limit();

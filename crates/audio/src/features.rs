@@ -1,10 +1,10 @@
 //! Features of a signal, computed row by row as samples arrive, equal to the features of common
 //! training code.
 //!
-//! The definitions are those of the librosa package, which most training code uses: Hann windows
-//! without the last point, a centred transform with zeros or reflections outside the signal,
-//! Slaney's or HTK's mel scale, decibels relative to one. All computation uses 64-bit numbers, so
-//! that a row depends on its samples only and not on how they arrived.
+//! The definitions are those of the librosa package, which most training code uses. Hann windows
+//! lack the last point. A centred transform has zeros or reflections outside the signal. The mel
+//! scale is Slaney's or HTK's, and decibels are relative to one. All computation uses 64-bit
+//! numbers, so that a row depends on its samples only and not on how they arrived.
 
 mod mel;
 mod settings;

@@ -5,9 +5,9 @@
 //! Everything else happens on the calling thread, except the model's runs, of which a bounded
 //! number is in flight. So labels leave when their runs have ended, even while an upload stalls.
 //! Outputs are put back in order, so labels depend neither on the speed of a run nor on how the
-//! recording arrived. Memory does not grow with the recording: windows wait only for the next runs
-//! (for models with a state, for the pieces that run side by side), and labels wait only until no
-//! earlier one can follow.
+//! recording arrived. Memory does not grow with the recording. Windows wait only for the next runs.
+//! Those of models with a state wait for the pieces that run side by side. Labels wait only until
+//! no earlier one can follow.
 //!
 //! A local failure, such as a damaged frame or a failed run, is a fault of the summary and does not
 //! end the work. Only several consecutive failed runs end it with the last error.

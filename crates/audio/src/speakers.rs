@@ -1,11 +1,11 @@
 //! Enrolled speakers: names with the mean of their embeddings, in memory or in a file.
 //!
-//! The file is one JSON document, small enough to be rewritten each time: to a temporary file
-//! beside it, which is synced and renamed over it; then the directory is synced. So the file is
-//! always a complete document, and it contains every acknowledged enrolment. Several processes may
-//! share a file: a writer holds the lock of `FILE.lock` and starts from the file's current
-//! contents. A server renames a damaged file and continues. A command leaves it unchanged and
-//! reports it, because the file may be something else entirely.
+//! The file is one JSON document, small enough to be rewritten each time. A temporary file beside
+//! it is written, synced and renamed over it. Then the directory is synced. So the file is always a
+//! complete document, and it contains every acknowledged enrolment. Several processes may share a
+//! file: a writer holds the lock of `FILE.lock` and starts from the file's current contents. A
+//! server renames a damaged file and continues. A command leaves it unchanged and reports it,
+//! because the file may be something else entirely.
 
 use std::collections::BTreeMap;
 use std::fs::File;

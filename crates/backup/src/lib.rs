@@ -21,7 +21,7 @@
 //!
 //! # Removal
 //! `prune` removes lists by a policy, then objects that no list names. It does not remove objects
-//! while a backup runs, even one of another server: both put a mark before they look for the mark
+//! while a backup runs, even one of another server. Both put a mark before they look for the mark
 //! of the other.
 //!
 //! # Modules

@@ -1,5 +1,6 @@
-//! Objects in a directory of this machine, written past the page cache: gigabytes in the cache
-//! stall the cores of a virtual machine, and are written to the disk in bursts that delay searches.
+//! Objects in a directory of this machine, written past the page cache. Gigabytes in the cache
+//! would stall the cores of a virtual machine. The system would write them to the disk in bursts
+//! that delay searches.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -1,6 +1,6 @@
 //! Backups of objects that never change, such as original images.
 //!
-//! A directory of objects is backed up as a collection is: each backup has one list, and the
+//! A directory of objects is backed up as a collection is. Each backup has one list, and the
 //! backups share the objects that they have in common. [`crate::delete`] removes such a backup.
 
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! `bench gpu`: the coarse filter on the GPU beside the processor.
 //!
-//! Three arms search the same vectors with the same queries: all rows on the GPU, all rows on the
-//! processor, and the clustered index on the processor. The first two compute the same costs, so
-//! their hits must be equal. Hits are scored by codes alone, because reading exact vectors costs
-//! the same in every arm.
+//! Three arms search the same vectors with the same queries. They use all rows on the GPU, all rows
+//! on the processor, and the clustered index on the processor. The first two compute the same
+//! costs, so their hits must be equal. Hits are scored by codes alone, because reading exact
+//! vectors costs the same in every arm.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

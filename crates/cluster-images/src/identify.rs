@@ -1,4 +1,4 @@
-//! Identification of a person by fingerprints: each finger is searched in all shards, and the root
+//! Identification of a person by fingerprints. Each finger is searched in all shards. The root
 //! groups the prints by person, since the prints of a person may lie in several shards.
 
 use api_images::{

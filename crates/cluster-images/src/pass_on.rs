@@ -1,7 +1,7 @@
 //! Requests that a node with the role extract answers instead of this node.
 //!
 //! The nodes that are alive are asked by turns. If one cannot be reached, does not answer for half
-//! of the time, or is overloaded, another one is asked: all of these requests can be made twice.
+//! of the time, or is overloaded, another one is asked. All of these requests can be made twice.
 
 use std::time::{Duration, Instant};
 

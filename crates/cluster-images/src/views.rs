@@ -1,6 +1,6 @@
-//! Further views of a photograph that is not found as it is: coarse keypoints, the mirror image and
-//! parts, in steps, as one server searches for them. A node with the role extract makes their
-//! features, and each is searched in all shards.
+//! Further views of a photograph that is not found as it is. They are coarse keypoints, the mirror
+//! image and parts. They are searched in steps, as on one server. A node with the role extract
+//! makes their features, and each is searched in all shards.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! Writes that wait for an entry, between the callers and the task of a writer.
 //!
-//! A write leaves the queue once: the task takes it for an entry, its caller takes it back at its
-//! deadline or when its future is dropped, or the queue closes. So a caller knows whether its write
-//! was not made or may have been made.
+//! A write leaves the queue once. The task takes it for an entry, or the queue closes, or its
+//! caller takes it back. The caller does so at its deadline, or when its future is dropped. So a
+//! caller knows whether its write was not made or may have been made.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Checks of writes. A holder skips an operation of the log that it cannot make, so operations that
+//! Checks of writes. A holder skips an operation of the log that it cannot make. So operations that
 //! a collection would refuse are refused here, before they are in the log. `payload_sizes` checks
 //! the changes whose outcome depends on stored payloads.
 

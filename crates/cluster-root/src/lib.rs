@@ -14,12 +14,12 @@
 //! # Writes
 //! All points and filters are checked before anything is sent, because holders cannot refuse an
 //! operation of the log. A request is sent again only if it is certain that the owner did not write
-//! it: a write that is made twice could undo the write of another client in between.
+//! it. A write that is made twice could undo the write of another client in between.
 //!
 //! # Consistency
 //! A root remembers the last entry that it wrote to each shard, and reads carry its number. So a
 //! client of one root reads its own writes. A read by id at any root finds a point whose write was
-//! acknowledged before, but maybe not its newest payload: only `consistency=strong` has all writes
+//! acknowledged before, but maybe not its newest payload. Only `consistency=strong` has all writes
 //! of other roots.
 //!
 //! # Modules

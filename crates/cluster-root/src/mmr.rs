@@ -1,6 +1,6 @@
 //! Queries with mmr, whose hits are similar to the query and different from each other.
 //!
-//! The shards return the best candidates, the root reads their vectors and chooses among them, and
+//! The shards return the best candidates. The root reads their vectors and chooses among them. Then
 //! the holders of the chosen points return the parts that the client wants.
 
 use api_qdrant::mmr::{self, MmrCandidate};

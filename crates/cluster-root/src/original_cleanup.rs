@@ -5,8 +5,9 @@
 //! pass. An original is a candidate if it is old by the clock of the store and no point names it.
 //! It is removed if a second strong read, at least an hour later, shows the same. A strong read
 //! asks each node that serves the shard, because copies may differ after an upgrade. All originals
-//! stay in case of doubt: after an error, without the answer of a shard, if a copy of a shard is
-//! marked as damaged, or if so many originals have no point that points may be lost.
+//! stay in case of doubt. There is doubt after an error, without the answer of a shard, and if a
+//! copy of a shard is marked as damaged. There is doubt too if so many originals have no point that
+//! points may be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

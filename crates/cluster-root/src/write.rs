@@ -1,7 +1,7 @@
 //! Writes: checked, split by shard, and sent to the owners.
 //!
-//! Only operations by ids go to the log: a holder may make some operations twice after a restart,
-//! and only operations by ids then lead to the same points. `by_filter` looks up the points of a
+//! Only operations by ids go to the log. A holder may make some operations twice after a restart.
+//! Only operations by ids then lead to the same points. `by_filter` looks up the points of a
 //! filter.
 
 use std::collections::BTreeMap;

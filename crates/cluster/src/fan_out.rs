@@ -1,5 +1,5 @@
-//! One read of some shards. It sends a request to one holder of each shard, to another holder after
-//! a failure, and to a second holder in parallel if the first is slow.
+//! One read of some shards. It sends a request to one holder of each shard. It asks another holder
+//! after a failure, and a second holder in parallel if the first is slow.
 //!
 //! The caller sends the requests and reports their outcomes. The first result of a shard counts,
 //! and later ones are ignored.

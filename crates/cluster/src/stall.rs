@@ -1,7 +1,7 @@
-//! Stalled copies of a shard: a holder cannot apply the next entry of the log, because its disk is
-//! full, because the entry has an operation of a newer version, or because the entry is damaged.
-//! The decisions to withdraw and to serve such a copy, to answer a read from it, and to refuse
-//! writes if all holders have full disks.
+//! Stalled copies of a shard. A holder cannot apply the next entry of the log if its disk is full,
+//! or if the entry is damaged or has an operation of a newer version. The decisions to withdraw and
+//! to serve such a copy, to answer a read from it, and to refuse writes if all holders have full
+//! disks.
 //!
 //! A stalled copy keeps all of its data and lacks later changes. Its node marks it in etcd as it
 //! marks a damaged one, until the copy is at the end of the log again. The copy is not replaced

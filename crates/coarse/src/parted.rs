@@ -2,7 +2,7 @@
 //!
 //! The thread that searches claims parts like every helper. Each collects its own best rows, and
 //! the owner joins them. The best rows of all lists do not depend on the thread that scanned a
-//! list, so the result is the same with any number of threads. If the codes are on a medium, each
+//! list. So the result is the same with any number of threads. If the codes are on a medium, each
 //! thread reads the lists of its parts.
 
 use std::sync::Arc;

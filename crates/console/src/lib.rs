@@ -1,10 +1,10 @@
 //! The pages for people: overview of models, try-out, images, vectors, audio, the API, and the
 //! login of browsers. All files are built into the binary.
 //!
-//! A task reads the counters of the server once a second ([`watch`]), keeps their history, adds
-//! events to the journal, and sends new data to open pages. Pages read; each change that a page
-//! makes is a call of the public API. No request to a model calls this crate, and the number of
-//! open pages is bounded.
+//! A task reads the counters of the server once a second ([`watch`]) and keeps their history. It
+//! adds events to the journal, and sends new data to open pages. Pages read; each change that a
+//! page makes is a call of the public API. No request to a model calls this crate, and the number
+//! of open pages is bounded.
 //!
 //! # Modules
 //! * Pages: `files` has them all, `shell` is their frame, `settings` the shown configuration.

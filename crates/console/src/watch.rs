@@ -1,6 +1,6 @@
-//! Finds events in counters that others keep: refused requests, full disks, requests that are not
-//! logged, models that fail many requests, worker processes that ended, requests that are not
-//! merged any more.
+//! Finds events in counters that other crates keep. Events are refused requests, full disks,
+//! requests that are not logged, models that fail many requests, worker processes that ended, and
+//! requests that are not merged any more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

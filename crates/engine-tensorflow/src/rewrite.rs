@@ -1,5 +1,5 @@
-//! Rewrites a graph so that its parameters can be bound: variables of version 1 and large constants
-//! become resource variables, and lookups in a variable become lookups in its value.
+//! Rewrites a graph so that its parameters can be bound. Variables of version 1 and large constants
+//! become resource variables. Lookups in a variable become lookups in its value.
 //!
 //! Only rewritten nodes are encoded again. All others keep their bytes, with every field.
 

@@ -2,9 +2,9 @@
 //! [`check`].
 //!
 //! An engine brings the standard graphs below in its own format, in one directory, named with its
-//! own extension. The suite binds their parameters, or the files contain them if the engine
-//! allocates them itself: `half` 0.5, `two` 2, and each element of `table` is its own row number.
-//! All floats are singles.
+//! own extension. The suite binds their parameters. If the engine allocates parameters itself, the
+//! files contain them. `half` is 0.5, `two` is 2, and each element of `table` is its own row
+//! number. All floats are singles.
 //!
 //! | graph | inputs | parameters | outputs |
 //! |---|---|---|---|

@@ -1,9 +1,9 @@
 //! A deterministic engine without a native library, for tests of code that uses [`Engine`].
 //!
 //! Its graphs are text (see [`graph`]), so that a test writes its model in three lines. A test
-//! controls the engine: a [`FakeGate`] holds loads and runs, a number of them can be made to fail,
-//! and every load, run and release is counted. [`publish`] writes version directories in the
-//! mappable layout.
+//! controls the engine. A [`FakeGate`] holds loads and runs. A number of them can be made to fail.
+//! Every load, run and release is counted. [`publish`] writes version directories in the mappable
+//! layout.
 
 pub mod gate;
 pub mod graph;

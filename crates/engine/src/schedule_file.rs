@@ -1,8 +1,8 @@
 //! The text form of [`ScheduleOptions`]: the section `[schedule]` of settings files.
 //!
-//! Settings that a file omits keep their values, so that files can be layered: the server's
-//! settings, then the model's section in the server's file, then the model's own file. Lists and
-//! the tables of inputs and outputs are replaced whole, as labels are.
+//! Settings that a file omits keep their values, so that files can be layered. The server's
+//! settings come first, then the model's section in the server's file, then the model's own file.
+//! Lists and the tables of inputs and outputs are replaced whole, as labels are.
 
 mod convert;
 mod span;

@@ -2,8 +2,8 @@
 //! recording.
 //!
 //! Some models keep their state inside (see [`Session::stateful`]); others take it as an input and
-//! return it as an output. Here both look the same: a run's inputs hold consecutive items along
-//! axis 0, the items run one after the other, and the state passes to the next item and the next
+//! return it as an output. Here both look the same. A run's inputs hold consecutive items along
+//! axis 0. The items run one after the other, and the state passes to the next item and the next
 //! run. A run takes many items, because queueing a run for a worker costs about as much as one item
 //! of a small model.
 

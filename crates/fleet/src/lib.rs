@@ -5,8 +5,9 @@
 //! Below `millpond-updates/FLEET/`, `slots/MODEL/N` has the process that loads a new version of a
 //! model. The key ends with a lease, which the process keeps alive during the load. With N slots, N
 //! processes load at the same time. `holds/MODEL/VERSION` has the process in which a version
-//! failed, with the error. It ends after a day, when an administrator's load of the version
-//! succeeds in any process, or when any load of it succeeds in the process that failed.
+//! failed, with the error. It ends after a day, or when an administrator's load of the version
+//! succeeds in any process. It ends too when any load of the version succeeds in the process that
+//! failed.
 //!
 //! `trials/MODEL/VERSION/N` has the process that loads the version with slot N. It is written after
 //! the slot is taken, and removed before the slot is given back. So a process with a trial and

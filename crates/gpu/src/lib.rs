@@ -4,9 +4,9 @@
 //! and compiles the kernels for the device with NVRTC. If something is missing, an error names it
 //! and the caller compares on the processor.
 //!
-//! Costs are computed in the same steps as on the processor, each rounded: bytes give the same
-//! bits, and equal costs come in the order of rows. Only sums of bfloat16 products are added in
-//! another order.
+//! Costs are computed in the same steps as on the processor, each rounded. So bytes give the same
+//! bits. Equal costs come in the order of rows. Only sums of bfloat16 products are added in another
+//! order.
 //!
 //! # Modules
 //! * Opening: `device`, `nvrtc`.

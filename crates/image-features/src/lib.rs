@@ -6,7 +6,7 @@
 //!
 //! # Invariant
 //! An image is decoded only in memory that was reserved for it. Features are checked before they
-//! are written: they have the kind and the model of their collection, an embedding that every index
+//! are written. They have the kind and the model of their collection, an embedding that every index
 //! can compare, and a payload that fits.
 //!
 //! # Modules

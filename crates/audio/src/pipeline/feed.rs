@@ -2,8 +2,8 @@
 //!
 //! An upload may stall for any time, and its reader blocks. This thread reads up to
 //! [`STEPS_WAITING_MAX`] steps ahead, so that only it blocks. Dropping an [`AudioFeed`] or stopping
-//! the work ends the thread: at once while it decodes or waits for space in the queue, otherwise
-//! when its current read returns.
+//! the work ends the thread. It ends at once while it decodes or waits for space in the queue, and
+//! otherwise when its current read returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

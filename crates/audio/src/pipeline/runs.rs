@@ -1,6 +1,6 @@
 //! Runs windows through the model, several runs at once, and delivers the outputs in order.
 //!
-//! All models run the same way: the recording's windows are cut into pieces, a piece's windows run
+//! All models run the same way. The recording's windows are cut into pieces. A piece's windows run
 //! in batches one after the other, and pieces run side by side. Only the length of a piece differs:
 //!
 //! * Independent windows: a piece is one batch.
@@ -15,8 +15,8 @@
 //! If windows arrive so slowly that a run is not full after a second, it starts with fewer windows
 //! if the model allows it.
 //!
-//! A model with its state inside may take several pieces in the lanes of one batch, because a small
-//! model's run costs about the same for eight windows as for one. Pieces that share a batch are a
+//! A model with its state inside may take several pieces in the lanes of one batch. A run of a
+//! small model costs about the same for eight windows as for one. Pieces that share a batch are a
 //! [`RunGroup`]; otherwise a group is one piece. Lanes need all their pieces at once, so they are
 //! used for files and not for streamed uploads.
 

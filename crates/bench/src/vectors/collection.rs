@@ -1,5 +1,5 @@
-//! A collection on disk, filled with generated vectors and searched by one query at a time: recall,
-//! latency by number of search threads, memory, and the time to open it.
+//! A collection on disk, filled with generated vectors and searched by one query at a time. Figures
+//! are the recall, the latency by number of search threads, the memory, and the time to open it.
 //!
 //! # Data
 //! A row belongs to one of [`CLUSTERS`] clusters. Its vector is the centre, whose values are normal

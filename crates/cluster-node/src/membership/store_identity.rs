@@ -1,8 +1,8 @@
 //! Identity of a cluster's store.
 //!
 //! An object of the store has a random id, which the first node registers in etcd. A node whose
-//! store has another id than the cluster in etcd does not join: it would see none of the writes
-//! that the other nodes acknowledge, and they none of its own. Nor does a node whose store belongs
+//! store has another id than the cluster in etcd does not join. It would see no write that the
+//! other nodes acknowledge, and they would see none of its own. Nor does a node whose store belongs
 //! to another cluster of the same etcd: the nodes of both would take each log from each other.
 
 use std::sync::atomic::{AtomicBool, Ordering};

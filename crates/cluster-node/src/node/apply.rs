@@ -3,7 +3,7 @@
 //! All holders apply the same operations in the same order. An operation that no holder can make,
 //! such as a vector of the wrong length, is skipped by all of them. Any other failure is one of
 //! this machine and is tried again: an operation is never skipped because of it. An operation of an
-//! unknown name is not skipped either: holders of a newer version make it, so this holder stops at
+//! unknown name is not skipped either. Holders of a newer version make it, so this holder stops at
 //! it until it is upgraded.
 
 use std::sync::Arc;

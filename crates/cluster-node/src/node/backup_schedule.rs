@@ -1,7 +1,7 @@
 //! Backups of a schedule: one node of the cluster backs up each collection that has changed.
 //!
 //! If two nodes do this at the same time, for example because one of them does not reach etcd, both
-//! make complete backups, and each removes backups that the schedule does not keep.
+//! make complete backups. Each removes backups that the schedule does not keep.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A node's own work: it follows the logs of the shards that it holds, writes the logs of the
-//! shards that it owns, takes snapshots, and answers roots.
+//! A node's own work. The node follows the logs of the shards that it holds, and writes the logs of
+//! the shards that it owns. It takes snapshots, and answers roots.
 
 pub(crate) mod apply;
 pub(crate) mod backup_schedule;

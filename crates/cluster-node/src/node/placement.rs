@@ -1,5 +1,5 @@
-//! Shards that this node holds: it follows the shards that placement gives it, announces each shard
-//! that has caught up, and removes a shard once other nodes hold it.
+//! Shards that this node holds. It follows the shards that placement gives it, and announces each
+//! shard that has caught up. It removes a shard once other nodes hold it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Stall of a shard's local copy: the log cannot be applied, because the local disk is full,
-//! because the next entry is of a newer version, or because it is damaged.
+//! Stall of a shard's local copy. The log cannot be applied if the local disk is full, or if the
+//! next entry is damaged or of a newer version.
 //!
 //! `cluster::StallMark` decides on the service of the copy. The follower of the log and the
 //! announcement of shards share the mark.

@@ -1,7 +1,7 @@
 //! Scan of lists whose codes are on a medium. The same rows are compared in the same order as in
 //! memory, so results are equal. The rows before a row decide if it passes its one-bit bound. So
-//! the four-bit codes of all rows that pass with the present limit are read before a scan: a few
-//! lists first, and then more at once as the limit falls.
+//! the four-bit codes of all rows that pass with the present limit are read before a scan. A few
+//! lists are read first, and then more at once as the limit falls.
 
 use std::sync::Arc;
 

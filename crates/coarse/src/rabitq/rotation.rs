@@ -1,8 +1,8 @@
 //! Random rotation in O(n log n): rounds of random signs and Walsh-Hadamard transforms.
 //!
 //! If the number of dimensions is not a power of two, a round transforms the largest power of two
-//! that fits, alternately from the front and from the back. The round then mixes the two halves
-//! (the Kac walk), so that every value reaches every other.
+//! that fits. Rounds begin alternately at the front and at the back. The round then mixes the two
+//! halves (the Kac walk), so that every value reaches every other.
 
 use base::Result;
 use kernels::{hadamard, rabitq};

@@ -1,6 +1,6 @@
 //! Converts ONNX models into the mappable layout ([`engine::layout`]) and builds small ones.
 //!
-//! A model is never held in memory: its protobuf is walked in the file, large parameters are copied
+//! A model is never held in memory. Its protobuf is walked in the file. Large parameters are copied
 //! slice by slice, and everything else is copied byte for byte. Nothing here calls ONNX Runtime.
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! Keys of Triton's `config.pbtxt`, which the server does not read, for warnings.
 //!
-//! `millpond import triton` parses the file; this module only splits it into its outermost keys, so
+//! `millpond import triton` parses the file. This module only splits it into its outermost keys, so
 //! that a mistake in the file does not hide the rest.
 
 /// Maximum characters of a value that is shown.

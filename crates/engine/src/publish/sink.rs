@@ -1,7 +1,7 @@
 //! Writes a large file past the page cache: whole blocks from one reused buffer, paced.
 //!
 //! A publish may run beside a server. Dirty pages of a multi-gigabyte file would evict the server's
-//! own files and stall its disk when they are flushed, so the file is written with O_DIRECT. If the
+//! own files and stall its disk when they are flushed. So the file is written with O_DIRECT. If the
 //! file system refuses that, it is written through the cache and flushed every [`FLUSH_BYTES`].
 
 use std::fs::{File, OpenOptions};

@@ -7,7 +7,7 @@
 //! delays no entry. It finds a number above all entries that were acknowledged before it began. A
 //! copy that has applied all entries below this number has reached the end of that moment.
 //!
-//! An entry that was passed on does not prove the end: it may arrive late, and later entries may
+//! An entry that was passed on does not prove the end. It may arrive late, and later entries may
 //! have been acknowledged before, also by a later owner.
 
 use std::time::{Duration, Instant};
