@@ -2,6 +2,7 @@
 //! enough.
 
 use std::fs::File;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use audio::decode::{AudioInput, Decoder};
@@ -62,8 +63,15 @@ pub(super) fn make(env: &BenchEnv, dir: &Path, minutes: u32) -> Result<(PathBuf,
     Ok((made.join(FILE), clips.len()))
 }
 
-/// Returns the clips with their lengths in bytes, by path.
-fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
+/// File of a clip. Clips are ordered by path.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct AudioClip {
+    path: PathBuf,
+    bytes: u64,
+}
+
+/// Returns the clips below a directory in their order.
+fn clips(dir: &Path) -> Result<Vec<AudioClip>> {
     let mut found = Vec::new();
     scan(dir, 0, &mut found)?;
     found.sort();
@@ -75,8 +83,8 @@ fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
     }
 }
 
-/// Adds the audio files below `dir` and their bytes to `found`.
-fn scan(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()> {
+/// Adds the audio files below `dir`, which has `depth` parents in the scan, to `found`.
+fn scan(dir: &Path, depth: usize, found: &mut Vec<AudioClip>) -> Result<()> {
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
         let path = entry.map_err(|e| Error::io(dir, &e))?.path();
         let Ok(meta) = std::fs::metadata(&path) else { continue };
@@ -86,7 +94,7 @@ fn scan(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()>
             scan(&path, depth + 1, found)?;
         } else if meta.is_file() && extension.is_some_and(|own| EXTENSIONS.contains(&own.as_str()))
         {
-            found.push((path, meta.len()));
+            found.push(AudioClip { path, bytes: meta.len() });
         }
         if found.len() >= CLIPS_MAX {
             return Ok(());
@@ -96,60 +104,91 @@ fn scan(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()>
 }
 
 /// Returns a hash of a set of clips.
-fn key(clips: &[(PathBuf, u64)]) -> u64 {
-    let bytes = clips.iter().flat_map(|(path, length)| {
+fn key(clips: &[AudioClip]) -> u64 {
+    let bytes = clips.iter().flat_map(|AudioClip { path, bytes }| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.into_bytes().into_iter().chain(length.to_le_bytes())
+        name.into_bytes().into_iter().chain(bytes.to_le_bytes())
     });
     bytes.fold(RATE.into(), |hash, byte| loadgen::random::at(hash, byte.into()))
 }
 
 /// Writes the clips one after another as one WAV file, until it has `wanted` samples.
-fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {
-    let progress = StepProgress::new(wanted);
-    progress.say("samples of the recording, made once");
-    let spec = WavSpec {
-        channels: 1,
-        sample_rate: RATE,
-        bits_per_sample: 16,
-        sample_format: SampleFormat::Int,
-    };
-    let failed = |error: hound::Error| Error::internal(path.display().to_string()).caused_by(error);
-    let mut file = WavWriter::create(path, spec).map_err(failed)?;
-    let mut done = 0u64;
-    let mut put = |samples: &[f32]| -> Result<bool> {
-        for sample in samples {
-            if done == wanted {
-                return Ok(true);
-            }
-            file.write_sample((sample.clamp(-1.0, 1.0) * f32::from(i16::MAX)).round() as i16)
-                .map_err(failed)?;
-            done += 1;
-        }
-        progress.at(done, wanted);
-        Ok(done == wanted)
-    };
-    'all: loop {
+fn write(clips: &[AudioClip], wanted: u64, path: &Path) -> Result<()> {
+    let mut recording = RecordingWriter::create(path, wanted)?;
+    while !recording.is_full() {
         let mut decoded = 0;
-        for (clip, _) in clips {
-            match one(clip, &mut put) {
-                Ok(true) => break 'all,
-                Ok(false) => decoded += 1,
-                Err(error) => progress.line(&format!("{}: left out: {error}", clip.display())),
+        for AudioClip { path: clip, .. } in clips {
+            match append(clip, &mut recording) {
+                Ok(()) => decoded += 1,
+                Err(error) => {
+                    let line = format!("{}: left out: {error}", clip.display());
+                    recording.progress.line(&line);
+                }
             }
-            if put(&[0.0; PAUSE_SAMPLES])? {
-                break 'all;
+            recording.put(&[0.0; PAUSE_SAMPLES])?;
+            if recording.is_full() {
+                break;
             }
         }
-        if decoded == 0 {
+        if decoded == 0 && !recording.is_full() {
             return Err(Error::invalid("no clip can be decoded"));
         }
     }
-    file.finalize().map_err(failed)
+    recording.finish()
 }
 
-/// Appends a clip. Returns true once the recording is full.
-fn one(clip: &Path, put: &mut dyn FnMut(&[f32]) -> Result<bool>) -> Result<bool> {
+/// Writer of the recording.
+struct RecordingWriter<'a> {
+    path: &'a Path,
+    file: WavWriter<BufWriter<File>>,
+    progress: StepProgress,
+    /// Number of samples written.
+    done: u64,
+    /// Number of samples of the whole recording.
+    wanted: u64,
+}
+
+impl RecordingWriter<'_> {
+    fn create(path: &Path, wanted: u64) -> Result<RecordingWriter<'_>> {
+        let progress = StepProgress::new(wanted);
+        progress.say("samples of the recording, made once");
+        let spec = WavSpec {
+            channels: 1,
+            sample_rate: RATE,
+            bits_per_sample: 16,
+            sample_format: SampleFormat::Int,
+        };
+        let file = WavWriter::create(path, spec).map_err(|error| wav_error(path, error))?;
+        Ok(RecordingWriter { path, file, progress, done: 0, wanted })
+    }
+
+    /// Appends samples of -1 to 1. Leaves out samples once the recording is full.
+    fn put(&mut self, samples: &[f32]) -> Result<()> {
+        let left = (self.wanted - self.done) as usize;
+        for sample in samples.iter().take(left) {
+            let level = (sample.clamp(-1.0, 1.0) * f32::from(i16::MAX)).round() as i16;
+            self.file.write_sample(level).map_err(|error| wav_error(self.path, error))?;
+            self.done += 1;
+        }
+        self.progress.at(self.done, self.wanted);
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.done == self.wanted
+    }
+
+    fn finish(self) -> Result<()> {
+        self.file.finalize().map_err(|error| wav_error(self.path, error))
+    }
+}
+
+fn wav_error(path: &Path, error: hound::Error) -> Error {
+    Error::internal(path.display().to_string()).caused_by(error)
+}
+
+/// Appends a clip, or its beginning if the recording is full before its end.
+fn append(clip: &Path, recording: &mut RecordingWriter<'_>) -> Result<()> {
     let file = File::open(clip).map_err(|e| Error::io(clip, &e))?;
     let hint = clip.extension().and_then(|extension| extension.to_str());
     let mut decoder = Decoder::open(AudioInput::File(file), hint)?;
@@ -159,13 +198,14 @@ fn one(clip: &Path, put: &mut dyn FnMut(&[f32]) -> Result<bool>) -> Result<bool>
     while let Some(block) = decoder.next()? {
         samples.clear();
         mono.push(&block.samples, &mut samples)?;
-        if put(&samples)? {
-            return Ok(true);
+        recording.put(&samples)?;
+        if recording.is_full() {
+            return Ok(());
         }
     }
     samples.clear();
     mono.finish(&mut samples)?;
-    put(&samples)
+    recording.put(&samples)
 }
 
 #[cfg(test)]
