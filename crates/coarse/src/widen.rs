@@ -56,8 +56,9 @@ impl FilteredProbes {
         found.saturating_mul(GROWTH).min(clusters)
     }
 
-    /// Keeps the lists of `near` to scan, nearest first: lists with an allowed row, until the goal
-    /// is reached. `starts` has the first row of each list, and the number of rows.
+    /// Keeps the lists of `near` that a query has to scan. They are the lists with an allowed row,
+    /// up to the list that reaches the goal. `near` has the distance and the number of each list,
+    /// nearest first. `starts` has the first row of each list, and at its end the number of rows.
     pub(super) fn choose(
         &self,
         near: &mut Vec<(f32, u32)>,
@@ -68,29 +69,31 @@ impl FilteredProbes {
         let nearest = (self.lists / NEAREST_PART).max(1);
         let share = f64::from(allow.count()) / f64::from(allow.rows().max(1));
         let mut goal = self.rows;
-        let mut looked = 0;
-        let mut seen = 0;
-        let mut seen_of = 0;
+        let mut lists = 0;
+        let mut allowed_rows = 0;
+        let mut all_rows = 0;
         near.retain(|(_, cluster)| {
-            if seen >= goal {
+            if allowed_rows >= goal {
                 return false;
             }
-            let left = share * f64::from(seen_of);
-            let is_far =
-                looked == nearest && left >= NEAREST_ROWS_MIN && (seen as f64) < left / 2.0;
-            if goal == self.rows && (is_far || looked == expected) {
+            // Number of allowed rows that these lists hold if the filter is not correlated.
+            let usual = share * f64::from(all_rows);
+            let is_far = lists == nearest
+                && usual >= NEAREST_ROWS_MIN
+                && (allowed_rows as f64) < usual / 2.0;
+            if goal == self.rows && (is_far || lists == expected) {
                 let far = (goal * FAR_ROWS).max(FAR_ROWS_MIN);
                 goal = far.min(allow.count() as usize);
             }
-            looked += 1;
+            lists += 1;
             let cluster = *cluster as usize;
             let Some(&[first, end]) = starts.get(cluster..cluster + 2) else { return false };
             let rows = allow.count_within(first, end);
-            seen += rows as usize;
-            seen_of += end - first;
+            allowed_rows += rows as usize;
+            all_rows += end - first;
             rows > 0
         });
-        if seen >= goal {
+        if allowed_rows >= goal {
             ListGoal::Reached
         } else if goal > self.rows && goal == allow.count() as usize {
             ListGoal::NeedsAll
