@@ -288,7 +288,8 @@ fn values(defaults: &BTreeMap<String, DefaultValue>) -> BTreeMap<String, Feature
     defaults.iter().map(|(name, default)| (name.clone(), value(default))).collect()
 }
 
-/// Plans the tasks of MultiInference. They run in order.
+/// Plans the tasks of MultiInference. They run in order. If `check_method` is true, each signature
+/// must have the method of its task.
 ///
 /// # Errors
 /// `InvalidArgument` for a signature that two tasks name and for tasks with different inputs; the

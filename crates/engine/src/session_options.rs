@@ -76,7 +76,7 @@ pub struct SessionOptions {
     /// Bytes of memory that runs in the worker process may take at a time; `None` is unlimited. Has
     /// no effect without `isolate`.
     pub run_memory: Option<u64>,
-    /// Tags of the graph to open, of a model file with several graphs (SavedModel). Empty for the
+    /// Tags of the graph to open, if a model file has several graphs (SavedModel). Empty for the
     /// graph with the tag "serve".
     pub graph_tags: Vec<String>,
     /// Facts about inputs and outputs that the graph does not state.

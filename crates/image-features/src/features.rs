@@ -145,7 +145,7 @@ impl ImageFacts {
     }
 }
 
-/// Features that search compares, and the facts.
+/// Features of an image that search compares, and its properties.
 pub struct Features {
     /// Properties for the payload.
     pub facts: ImageFacts,

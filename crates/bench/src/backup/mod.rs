@@ -113,7 +113,7 @@ impl BackupBenchArgs {
     }
 }
 
-/// Store of a run, at a rate.
+/// Store of backups, whose transfers are limited to a rate.
 struct RunStore {
     store: BackupStore,
     pacer: Pacer,

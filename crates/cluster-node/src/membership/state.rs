@@ -44,7 +44,7 @@ impl Default for MembershipTimes {
 /// The key of a shard that this node owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OwnedKey {
-    /// Revision in which its key was created.
+    /// Revision of etcd in which the key of the shard was created.
     pub(super) revision: i64,
     /// Lease of its key. If it is not the node's present lease, the key is created again.
     pub(super) lease: LeaseId,

@@ -128,6 +128,8 @@ impl RearrangedSearch<'_> {
         }
     }
 
+    /// Adds the parameters of the operator to those found. If the library follows or removes the
+    /// operator, follows its first parameter instead, to the operators that read its output.
     fn add(&mut self, operator: OperatorHead) {
         self.moves_axes |= operator.moves_axes();
         if operator.keeps_constants() {
