@@ -72,7 +72,7 @@ impl Archive {
         let mut length = 0;
         let mut checked = 0;
         loop {
-            let count = upload.read(&mut buffer).map_err(|error| broken_off(&error))?;
+            let count = upload.read(&mut buffer).map_err(|error| upload_ended_early(&error))?;
             if count == 0 {
                 break;
             }
@@ -247,7 +247,7 @@ fn unreadable(error: &zip::result::ZipError) -> Error {
     Error::invalid(format!("this entry cannot be read: {text}"))
 }
 
-fn broken_off(error: &io::Error) -> Error {
+fn upload_ended_early(error: &io::Error) -> Error {
     Error::cancelled(format!("the upload ended early, and none of its images was added: {error}"))
 }
 

@@ -229,7 +229,7 @@ impl IngestBatch<'_> {
                 .and_then(|id| first.get(id))
                 .and_then(|&first| outcomes.get(first)?.clone());
             twin.unwrap_or_else(|| Err(Error::internal("an image has no result")))
-                .map(|outcome| outcome.again())
+                .map(|outcome| outcome.of_repetition())
         };
         (0..items.len())
             .map(|at| outcomes.get(at).cloned().flatten().unwrap_or_else(|| twin(at)))

@@ -205,7 +205,7 @@ impl RemovedCollections {
     /// Adds the removals that the last process has left, at most [`PENDING_MAX`]. Leaves the others
     /// to the next start. Keeps and reports removals whose originals are in another store.
     pub(crate) fn read(&self) {
-        for LeftRecord { record, file } in self.left().records {
+        for LeftRecord { record, file } in self.read_left_records().records {
             let store = record.store.as_deref().unwrap_or(&self.store);
             if store == self.store {
                 self.add(record, Some(file));
@@ -217,26 +217,26 @@ impl RemovedCollections {
                 path = %file.display(),
                 "the originals of a removed collection stay, because they are in another store: start the server once with --originals set to that store, or without it for .originals; if the originals were moved, correct \"store\" in this file"
             );
-            self.keep();
+            self.count_kept();
         }
     }
 
     /// Keeps and reports the removals that the last process has left. For a node of a cluster,
     /// whose store of originals is that of the cluster.
     pub(crate) fn report(&self) {
-        for LeftRecord { record, file } in self.left().records {
+        for LeftRecord { record, file } in self.read_left_records().records {
             tracing::warn!(
                 space = record.space.as_str(),
                 store = record.store.as_deref().unwrap_or_default(),
                 path = %file.display(),
                 "the originals of a removed collection stay, because a node of a cluster does not remove them: start this directory once without --cluster-store, or remove the originals and then this file"
             );
-            self.keep();
+            self.count_kept();
         }
     }
 
     /// Reads the records that the last process has left.
-    fn left(&self) -> LeftRecords {
+    fn read_left_records(&self) -> LeftRecords {
         let left = self.records.read(PENDING_MAX).unwrap_or_else(|error| {
             tracing::warn!(%error, "originals of removed collections stay until the next start");
             LeftRecords::default()
@@ -245,7 +245,7 @@ impl RemovedCollections {
         left
     }
 
-    fn keep(&self) {
+    fn count_kept(&self) {
         let mut pending = self.pending.lock();
         pending.kept += 1;
         self.set_gauge(&pending);

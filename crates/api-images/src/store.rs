@@ -55,7 +55,7 @@ impl PutOutcome {
     }
 
     /// Returns the outcome of a repetition of the same image.
-    pub(crate) fn again(&self) -> PutOutcome {
+    pub(crate) fn of_repetition(&self) -> PutOutcome {
         PutOutcome { added: false, ..self.clone() }
     }
 

@@ -19,7 +19,7 @@ use crate::json::{
     WithPayload,
 };
 use crate::mmr;
-use crate::query::{QueryRun, RankedHit, RankedHits, both};
+use crate::query::{QueryRun, RankedHit, RankedHits, join_filters};
 use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
 
 /// Maximum limit of a prefetch after it was multiplied by the size of a group. The root of a
@@ -386,7 +386,7 @@ impl GroupSearch<'_> {
                  more time",
             ));
         }
-        let filter = both(self.filter.clone(), Some(limit));
+        let filter = join_filters(self.filter.clone(), Some(limit));
         let query: &QueryRequest = &self.request.query;
         let found = self.run.find(self.target.clone(), query, count, filter)?;
         self.partial |= found.partial;

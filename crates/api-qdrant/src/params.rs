@@ -43,7 +43,7 @@ impl RequestParams {
                 other => {
                     return Err(Error::invalid(format!(
                         "query parameter \"{}\" is unknown; there are wait, ordering, consistency and timeout",
-                        shown(other)
+                        excerpt(other)
                     )));
                 }
             }
@@ -53,13 +53,13 @@ impl RequestParams {
 }
 
 /// Returns the start of a client's text, for a message.
-pub fn shown(text: &str) -> String {
+pub fn excerpt(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
 /// Returns the error for the parameter `name` whose value is not `expected`.
 pub fn malformed(name: &str, value: &str, expected: impl Display) -> Error {
-    Error::invalid(format!("query parameter {name}: \"{}\" is not {expected}", shown(value)))
+    Error::invalid(format!("query parameter {name}: \"{}\" is not {expected}", excerpt(value)))
 }
 
 /// Checks that the value of the parameter `name` is one of `words`.

@@ -188,7 +188,7 @@ impl QueryRun<'_> {
         }
         let found = self.prefetched(request, filter.as_ref())?;
         let is_found = Filter { must: vec![Condition::has_id(found.ids)], ..Filter::default() };
-        Ok(QueryScope { filter: both(filter, Some(is_found)), partial: found.partial })
+        Ok(QueryScope { filter: join_filters(filter, Some(is_found)), partial: found.partial })
     }
 
     /// Returns the first points in the order of a field.
@@ -343,7 +343,7 @@ fn limit_too_high(limit: usize, offset: usize) -> Error {
 }
 
 /// Returns a filter for the points that both filters accept; `None` accepts all.
-pub(crate) fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
+pub(crate) fn join_filters(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
     match (one, other) {
         (Some(one), Some(other)) => Some(Filter {
             must: vec![Condition::Nested(one), Condition::Nested(other)],

@@ -231,7 +231,7 @@ fn drive(
     loop {
         let step =
             runs.wait_for(feed.steps(), &mut |outcome| deliver(recogniser, taker, outcome))?;
-        let mut step = step.unwrap_or_else(|| Err(feed::broken_off()))?;
+        let mut step = step.unwrap_or_else(|| Err(feed::reader_ended_early()))?;
         for fault in step.faults.drain(..) {
             taker.fault(fault)?;
         }
@@ -301,14 +301,14 @@ struct OrderedLabelSink<'a> {
 }
 
 impl OrderedLabelSink<'_> {
-    fn hand_over(&mut self) -> Result<()> {
+    fn pass_labels_on(&mut self) -> Result<()> {
         self.found.drain(..).try_for_each(|label| self.order.label(label))
     }
 
     fn finish(mut self, ending: &AudioEnd) -> Result<AudioSummary> {
         let seconds = ending.samples as f64 / f64::from(ending.rate);
         self.post.finish(ending.samples, ending.windows, &mut self.found);
-        self.hand_over()?;
+        self.pass_labels_on()?;
         let EventTotals { labels, faults } =
             self.order.finish(PipelineEvent::Progress { seconds, total: self.total })?;
         Ok(AudioSummary { seconds, labels, faults, partial: faults > 0, windows: ending.windows })
@@ -328,7 +328,7 @@ impl WindowSink for OrderedLabelSink<'_> {
     fn add_window(&mut self, frames: WindowScores<'_>) -> Result<()> {
         let seconds = self.recogniser.done_seconds(frames.window, frames.real);
         self.post.add_window(frames, &mut self.found)?;
-        self.hand_over()?;
+        self.pass_labels_on()?;
         self.order.release(self.post.settled())?;
         if seconds - self.reported_seconds >= PROGRESS_SECONDS
             || self.reported_at.elapsed() >= PROGRESS_EVERY

@@ -90,7 +90,7 @@ impl Read for RemoteReader {
         while self.current.is_empty() {
             match self.runtime.block_on(self.pieces.next()) {
                 None => return Ok(0),
-                Some(piece) => self.current = piece.map_err(broken_off)?,
+                Some(piece) => self.current = piece.map_err(download_ended_early)?,
             }
         }
         let count = self.current.len().min(buffer.len());
@@ -101,7 +101,7 @@ impl Read for RemoteReader {
 
 /// Returns the error of a download that ended early. The reader of the archive finds the error of
 /// this program in it.
-fn broken_off(error: object_store::Error) -> std::io::Error {
+fn download_ended_early(error: object_store::Error) -> std::io::Error {
     let message = format!("the download of the snapshot broke off: {error}");
     std::io::Error::other(Error::unavailable(message).with_source(error))
 }

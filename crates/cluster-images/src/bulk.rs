@@ -67,7 +67,7 @@ struct BulkCall {
 impl BulkCall {
     fn new(call: ImageCall) -> Result<BulkCall> {
         call.context.check_creates()?;
-        let parameters: RootPutParams = call.query.own()?;
+        let parameters: RootPutParams = call.query.route_parameters()?;
         parameters.check_bulk()?;
         let resources = call.state.bulk.clone().ok_or_else(|| {
             Error::precondition("this node takes no archives and no folders; send them to a root")

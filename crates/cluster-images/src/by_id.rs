@@ -69,9 +69,9 @@ impl ImagePart {
             _format: Option<String>,
         }
         match self {
-            ImagePart::Thumbnail => call.query.own::<RootThumbnailParams>().map(drop),
-            ImagePart::Template => call.query.own::<RootTemplateParams>().map(drop),
-            _ => call.query.own::<NoRouteParams>().map(drop),
+            ImagePart::Thumbnail => call.query.route_parameters::<RootThumbnailParams>().map(drop),
+            ImagePart::Template => call.query.route_parameters::<RootTemplateParams>().map(drop),
+            _ => call.query.route_parameters::<NoRouteParams>().map(drop),
         }
     }
 }

@@ -22,7 +22,7 @@ use super::target::ImageTarget;
 /// After two uploads of one image, or after a failure, an original without a point can remain. It
 /// is removed with the image, an hour after its upload or later, or with the collection.
 pub(super) async fn image(call: ImageCall) -> Result<Reply> {
-    call.query.own::<NoRouteParams>()?;
+    call.query.route_parameters::<NoRouteParams>()?;
     let _admitted = call.admit()?;
     let context = &call.context;
     let target = ImageTarget::open(context)?;
@@ -40,7 +40,7 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
 
 /// Removes a collection. Its objects are removed from the store later.
 pub(super) async fn collection(call: ImageCall) -> Result<Reply> {
-    call.query.own::<NoRouteParams>()?;
+    call.query.route_parameters::<NoRouteParams>()?;
     let _admitted = call.admit()?;
     let target = ImageTarget::open(&call.context)?;
     remove_named(&call.context).await?;

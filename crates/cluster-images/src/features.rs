@@ -39,7 +39,7 @@ struct RootFeaturesParams {
 /// points, those of the other shards are written, and the error names the points that failed.
 pub(super) async fn write(mut call: ImageCall) -> Result<Reply> {
     call.context.check_creates()?;
-    let parameters: RootFeaturesParams = call.query.own()?;
+    let parameters: RootFeaturesParams = call.query.route_parameters()?;
     let wanted = wanted_images(parameters.kind.as_deref(), parameters.model)?;
     let new = NewShards::checked(parameters.shard_number, parameters.replication_factor)?;
     let body = call.json_bytes().await?;
@@ -201,7 +201,7 @@ struct RootExtractParams {
 
 /// Extracts the features of the image in the body, and stores nothing.
 pub(super) async fn extract(mut call: ImageCall) -> Result<Reply> {
-    let parameters: RootExtractParams = call.query.own()?;
+    let parameters: RootExtractParams = call.query.route_parameters()?;
     let wanted = wanted_images(parameters.kind.as_deref(), parameters.model)?;
     if call.media() == "application/json" {
         return Err(Error::invalid(

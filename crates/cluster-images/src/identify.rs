@@ -34,7 +34,7 @@ struct IdentifyParams {
 
 /// Finds persons by one finger (the body is a file) or several (JSON).
 pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
-    let parameters: IdentifyParams = call.query.own()?;
+    let parameters: IdentifyParams = call.query.route_parameters()?;
     let target = ImageTarget::open(&call.context)?;
     target.check_prints()?;
     let most = parameters.k.unwrap_or(HITS_DEFAULT);

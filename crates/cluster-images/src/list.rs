@@ -19,14 +19,14 @@ const COUNTED_AT_ONCE_MAX: usize = 16;
 
 /// Returns the description of the routes.
 pub(super) async fn openapi(call: ImageCall) -> Result<Reply> {
-    call.query.own::<NoRouteParams>()?;
+    call.query.route_parameters::<NoRouteParams>()?;
     Ok(Reply::json(OPENAPI))
 }
 
 /// Lists the collections that the request's key may use, and the model that embeds the images of
 /// new ones. For another node, the list has the model alone.
 pub(super) async fn collections(call: ImageCall) -> Result<Reply> {
-    call.query.own::<NoRouteParams>()?;
+    call.query.route_parameters::<NoRouteParams>()?;
     let _admitted = call.admit()?;
     let is_passed_on = pass_on::is_passed_on(&call.head);
     let context = Arc::new(call.context);

@@ -38,7 +38,7 @@ struct RootPageParams {
 /// Returns a page of a collection's images in the order of their ids, and the number of images that
 /// the filter allows.
 pub(super) async fn page(call: ImageCall) -> Result<Reply> {
-    let parameters: RootPageParams = call.query.own()?;
+    let parameters: RootPageParams = call.query.route_parameters()?;
     let offset = parameters.offset.as_deref().map(str::parse::<PointId>).transpose()?;
     let limit = parameters.limit.unwrap_or(PAGE_DEFAULT);
     if !(1..=PAGE_MAX).contains(&limit) {
@@ -138,7 +138,7 @@ pub(super) async fn missing(mut call: ImageCall) -> Result<Reply> {
     struct WantedIds {
         ids: Vec<Value>,
     }
-    call.query.own::<NoRouteParams>()?;
+    call.query.route_parameters::<NoRouteParams>()?;
     let ids = call.json::<WantedIds>().await?.ids;
     if ids.len() > IDS_MAX {
         return Err(Error::invalid(format!("at most {IDS_MAX} ids at a time")));

@@ -95,7 +95,7 @@ pub(super) async fn send_image(
     bytes: Bytes,
 ) -> Result<HttpAnswer> {
     let view = context.state.view.current();
-    let node = view.nodes.get(node).ok_or_else(|| left(node))?;
+    let node = view.nodes.get(node).ok_or_else(|| node_left(node))?;
     let mut headers = passed_headers(context);
     let media = HeaderValue::from_static("application/octet-stream");
     headers.insert(header::CONTENT_TYPE, media);
@@ -207,7 +207,7 @@ async fn send_to_node(
     })
 }
 
-fn left(node: &str) -> Error {
+fn node_left(node: &str) -> Error {
     Error::unavailable(format!("node {node} has left the cluster"))
 }
 

@@ -110,7 +110,7 @@ impl RootPutParams {
 pub(super) async fn put(mut call: ImageCall) -> Result<Reply> {
     check_media(&call.media())?;
     call.context.check_creates()?;
-    let parameters: RootPutParams = call.query.own()?;
+    let parameters: RootPutParams = call.query.route_parameters()?;
     let is_background = parameters.is_background()?;
     let wanted = parameters.wanted_images()?;
     let new = parameters.new_shards()?;

@@ -45,7 +45,7 @@ enum RootQueryImage {
 
 /// Finds the images that show the same subject as a file or a stored image.
 pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
-    let parameters: RootSearchParams = call.query.own()?;
+    let parameters: RootSearchParams = call.query.route_parameters()?;
     let target = ImageTarget::open(&call.context)?;
     let is_file = call.media() != "application/json";
     let views = wants_views(parameters.views.as_deref(), target.settings.kind, is_file)?;

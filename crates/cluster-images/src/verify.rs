@@ -22,7 +22,7 @@ struct RootVerifyParams {
 
 /// Compares the file in the body with a stored fingerprint, or both prints of the JSON.
 pub(super) async fn verify(mut call: ImageCall) -> Result<Reply> {
-    let parameters: RootVerifyParams = call.query.own()?;
+    let parameters: RootVerifyParams = call.query.route_parameters()?;
     if call.media() == "application/json" {
         return pair(call, &parameters).await;
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api_qdrant::params::{check_word, from_one, malformed, shown};
+use api_qdrant::params::{check_word, excerpt, from_one, malformed};
 use axum::extract::Query;
 use base::{Error, Result};
 use http::{HeaderMap, Uri};
@@ -52,7 +52,7 @@ impl RootParams {
                     return Err(Error::invalid(format!(
                         "query parameter \"{}\" is unknown; there are wait, ordering, consistency, \
                          timeout and min_coverage",
-                        shown(other)
+                        excerpt(other)
                     )));
                 }
             }
@@ -109,7 +109,7 @@ impl RouteQuery {
     ///
     /// # Errors
     /// `InvalidArgument` that names the parameter.
-    pub fn own<T: DeserializeOwned>(&self) -> Result<T> {
+    pub fn route_parameters<T: DeserializeOwned>(&self) -> Result<T> {
         let uri: Uri = format!("/?{}", self.own)
             .parse()
             .map_err(|error| Error::invalid("the query string").caused_by(error))?;
@@ -192,9 +192,9 @@ mod tests {
             (Some(Duration::from_secs(3)), true)
         );
         let own = OwnParams { k: Some(5), filter: Some("{\"a\":&}".to_owned()) };
-        assert_eq!(query.own::<OwnParams>().unwrap(), own);
+        assert_eq!(query.route_parameters::<OwnParams>().unwrap(), own);
         for (query, word) in [("kk=1", "kk"), ("k=x", "k"), ("wait=true", "wait")] {
-            let error = split(query).unwrap().own::<OwnParams>().unwrap_err();
+            let error = split(query).unwrap().route_parameters::<OwnParams>().unwrap_err();
             assert!(error.message().contains(word), "{query}: {error}");
         }
         assert!(split("min_coverage=2").is_err());

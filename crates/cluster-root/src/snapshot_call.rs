@@ -92,7 +92,7 @@ impl FromRequest<Arc<RootState>> for SnapshotCall {
         let refused = |error: Error| refuse(&error, started.elapsed());
         let (mut parts, body) = request.into_parts();
         let mut query = RouteQuery::split(&parts.uri, &parts.headers).map_err(refused)?;
-        let params: TransferParams = query.own().map_err(refused)?;
+        let params: TransferParams = query.route_parameters().map_err(refused)?;
         query.params.wait = params.wait.unwrap_or(true);
         let context = RootContext::read(&mut parts, state, query.params, started).await;
         let context = context.map_err(refused)?;

@@ -25,7 +25,7 @@ impl GrpcCaller {
     }
 
     /// Sends `inputs` to `model` and returns the response.
-    pub(crate) fn ask(&mut self, model: &str, inputs: Vec<NamedTensor>) -> Result<Outputs> {
+    pub(crate) fn call(&mut self, model: &str, inputs: Vec<NamedTensor>) -> Result<Outputs> {
         let target =
             ModelEndpoint { endpoint: self.endpoint.clone(), api: Api::Oip, model: model.into() };
         let mut encoded = target.encode(&[inputs])?;

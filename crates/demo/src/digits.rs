@@ -87,7 +87,7 @@ pub(super) fn check(caller: &mut GrpcCaller) -> Result<DigitsReport> {
     let pixels: Vec<f32> =
         records.iter().flat_map(|record| &record[..PIXELS]).map(|&ink| f32::from(ink)).collect();
     let tensor = Tensor::from_vec([records.len(), PIXELS].as_slice(), pixels)?;
-    let answer = caller.ask(MODEL, vec![NamedTensor::new("pixels", tensor)])?;
+    let answer = caller.call(MODEL, vec![NamedTensor::new("pixels", tensor)])?;
     let (shape, probabilities) = answer.floats("probabilities")?;
     if shape != [records.len() as i64, CLASSES as i64] {
         return Err(Error::data_loss(format!(

@@ -82,7 +82,7 @@ impl<'a> IndexedGallery<'a> {
         for image in &gallery.images {
             let query = format!("?name={}&model={MODEL}", url_segment(&name(image)));
             let request = ureq::http::Request::put(indexed.url(&query));
-            indexed.ask(request, image)?;
+            indexed.send(request, image)?;
         }
         let count = gallery.images.len();
         let line = format!("{count} images indexed in {:.1} s", started.elapsed().as_secs_f64());
@@ -104,7 +104,7 @@ impl<'a> IndexedGallery<'a> {
 
     fn find_one(&self, copy: &Path) -> Result<String> {
         let query = format!("/search?k={}", self.gallery.images.len());
-        let answer = self.ask(ureq::http::Request::post(self.url(&query)), copy)?;
+        let answer = self.send(ureq::http::Request::post(self.url(&query)), copy)?;
         let found = FirstHit::parse(&answer).ok_or_else(|| {
             Error::data_loss(format!("the answer to a search has no results: {answer}"))
         })?;
@@ -124,7 +124,7 @@ impl<'a> IndexedGallery<'a> {
         format!("{}/v1/images/{COLLECTION}{rest}", self.base)
     }
 
-    fn ask(&self, request: ureq::http::request::Builder, image: &Path) -> Result<Value> {
+    fn send(&self, request: ureq::http::request::Builder, image: &Path) -> Result<Value> {
         let bytes = std::fs::read(image).map_err(|e| Error::io(image, &e))?;
         let wrong = |e: &dyn std::fmt::Display| {
             Error::unavailable(format!("image search, {}: {e}", image.display()))

@@ -17,7 +17,7 @@ pub(super) fn read(
     image: &Path,
     characters: &[String],
 ) -> Result<String> {
-    let answer = caller.ask(model, vec![NamedTensor::new(ocr::INPUT, ocr::pixels(image)?)])?;
+    let answer = caller.call(model, vec![NamedTensor::new(ocr::INPUT, ocr::pixels(image)?)])?;
     let output = answer.tensors.first().map(|(name, ..)| name.clone()).unwrap_or_default();
     let (shape, scores) = answer.floats(&output)?;
     match shape {

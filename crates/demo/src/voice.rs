@@ -28,7 +28,7 @@ pub(super) fn speech(caller: &mut GrpcCaller, model: &str, recording: &Path) -> 
     for window in samples.chunks_exact(WINDOW).take(WINDOWS_MAX) {
         let input: Vec<f32> = context.iter().chain(window).copied().collect();
         context.copy_from_slice(&window[WINDOW - CONTEXT..]);
-        let answer = caller.ask(
+        let answer = caller.call(
             model,
             vec![
                 NamedTensor::new(

@@ -292,7 +292,7 @@ impl Etcd {
         let mut failure = Error::unavailable("etcd has no endpoint");
         for attempt in 0..self.addresses.len() {
             let at = (first + attempt) % self.addresses.len();
-            match self.ask(&self.addresses[at], path, body.clone()).await {
+            match self.send_with_token(&self.addresses[at], path, body.clone()).await {
                 Err(error) if error.kind() == ErrorKind::Unavailable => failure = error,
                 answered => {
                     self.current.store(at, Ordering::Relaxed);
@@ -306,7 +306,12 @@ impl Etcd {
     /// Sends a request to one endpoint, with a token if there is a user. A request that is refused
     /// for its token is sent a second time with another token. If a request is not answered, the
     /// next one may use another token.
-    async fn ask<A: DeserializeOwned>(&self, address: &str, path: &str, body: Bytes) -> Result<A> {
+    async fn send_with_token<A: DeserializeOwned>(
+        &self,
+        address: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<A> {
         let Some(login) = &self.login else {
             return self.exchange(address, path, body, None).await;
         };

@@ -6,7 +6,7 @@ use base::Result;
 use search::filter::Filter;
 
 use super::nearest::ResolvedQuery;
-use super::{QueryRun, RankedHit, RankedHits, both};
+use super::{QueryRun, RankedHit, RankedHits, join_filters};
 use crate::filters;
 use crate::fusion::{Fusion, FusionHit};
 use crate::json::QueryRequest;
@@ -108,7 +108,7 @@ impl QueryRun<'_> {
             .clone()
             .map(|filter| filters::prepare(self.named, filter))
             .transpose()?;
-        let filter = both(outer.cloned(), own);
+        let filter = join_filters(outer.cloned(), own);
         self.find(prefetch.query.clone(), prefetch, count, filter)
     }
 }

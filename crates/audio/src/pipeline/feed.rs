@@ -132,13 +132,13 @@ fn wait_opened(format: &Receiver<Result<AudioFormat>>, stop: &AtomicBool) -> Res
         match format.recv_timeout(STOP_EVERY) {
             Ok(format) => return format,
             Err(RecvTimeoutError::Timeout) => check_stop(stop)?,
-            Err(RecvTimeoutError::Disconnected) => return Err(broken_off()),
+            Err(RecvTimeoutError::Disconnected) => return Err(reader_ended_early()),
         }
     }
 }
 
 /// Returns the error of a thread that ended without a last step.
-pub(super) fn broken_off() -> Error {
+pub(super) fn reader_ended_early() -> Error {
     Error::internal("the thread that reads the recording has ended early")
 }
 
@@ -146,7 +146,7 @@ pub(super) fn broken_off() -> Error {
 fn measured<T>(meter: Option<&dyn ReadMeter>, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let Some(meter) = meter else { return work() };
     let mut work = Some(work);
-    let mut done = Err(broken_off());
+    let mut done = Err(reader_ended_early());
     meter.measure(&mut || {
         if let Some(work) = work.take() {
             done = work();

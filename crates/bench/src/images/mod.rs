@@ -242,7 +242,7 @@ fn manifest(
         .collect();
     let query = |ask: &CopyQuery, is_in: bool| {
         let source = if is_in { name(ask.photo) } else { None };
-        json!({ "attack": ask.name(), "file": pipeline.place(ask), "source": source })
+        json!({ "attack": ask.name(), "file": pipeline.copy_path(ask), "source": source })
     };
     let queries: Vec<_> = asks
         .iter()

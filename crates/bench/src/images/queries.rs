@@ -223,7 +223,7 @@ impl Pipeline<'_> {
                     asks.get(number).ok_or_else(|| Error::internal("there is no such query"))?;
                 let bytes = ask.file(self.photos, self.fillers, self.seed)?;
                 if let Some(to) = to {
-                    write_file(&to.join(self.place(ask)), &bytes)?;
+                    write_file(&to.join(self.copy_path(ask)), &bytes)?;
                 }
                 let answer = self.answer(index, thread, *ask, &bytes);
                 progress.step();
@@ -233,7 +233,7 @@ impl Pipeline<'_> {
     }
 
     /// Returns the path of a query's file.
-    pub(super) fn place(&self, ask: &CopyQuery) -> String {
+    pub(super) fn copy_path(&self, ask: &CopyQuery) -> String {
         let stem = self.photos.get(ask.photo).map_or("photo", Photo::stem);
         let variant = ask.attack.map_or(0, |(_, variant)| variant);
         format!("{}/{:05}-{stem}-{variant}.jpg", ask.name(), ask.photo)

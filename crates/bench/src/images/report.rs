@@ -234,7 +234,7 @@ impl ImagesReport {
             false_accepts_in_set: wrong(answers),
             wrong_score_max: worst.map_or(0.0, |answer| answer.wrong_score),
             wrong_pair: worst.and_then(|answer| {
-                Some([pipeline.place(&answer.ask), photo(answer.wrong_photo?)?])
+                Some([pipeline.copy_path(&answer.ask), photo(answer.wrong_photo?)?])
             }),
             accept: ACCEPT,
             wrong_pairs_matched: all().map(|answer| answer.wrong_compared).sum(),

@@ -288,10 +288,10 @@ impl Contest<'_> {
         // core runs faster.
         let alone = || self.bare.run(&self.subject.requests, 1, WARM_UP, self.args.duration);
         let bare_one = beside_a_client_that_spins(alone)??;
-        let server_one = self.ask(1)?;
+        let server_one = self.measure(1)?;
         let bare_all =
             self.bare.run(&self.subject.requests, self.threads, WARM_UP, self.args.duration)?;
-        let server_all = self.ask(self.args.clients)?;
+        let server_all = self.measure(self.args.clients)?;
         let BareRun { latencies, .. } = bare_one;
         let faults = [&server_one.counted.faults, &server_all.counted.faults];
         Ok(OverheadRound {
@@ -307,7 +307,7 @@ impl Contest<'_> {
         })
     }
 
-    fn ask(&self, clients: usize) -> Result<Measurement> {
+    fn measure(&self, clients: usize) -> Result<Measurement> {
         let mut plan = self.plan.clone();
         plan.pace = LoadLoop::Closed { clients };
         plan.connections = clients;

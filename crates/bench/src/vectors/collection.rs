@@ -502,7 +502,7 @@ fn search(
     let registry = open(plan, threads)?;
     let named = registry.get("vectors")?;
     // The time of the other engines ends with an answer, too.
-    ask(&registry, &named, &queries[..plan.dims])?;
+    search_on_thread(&registry, &named, &queries[..plan.dims])?;
     if figures.p50_ms.is_empty() {
         figures.ready_s = started.elapsed().as_secs_f64();
     }
@@ -511,7 +511,7 @@ fn search(
     settle(&named)?;
     let (warm_up, timed) = queries.split_at(WARM_UP * plan.dims);
     for query in warm_up.chunks_exact(plan.dims) {
-        ask(&registry, &named, query)?;
+        search_on_thread(&registry, &named, query)?;
     }
     let (mut first, mut repeated) = (QueryTimes::default(), QueryTimes::default());
     let mut found = 0;
@@ -519,7 +519,7 @@ fn search(
         let times = if round == 0 { &mut first } else { &mut repeated };
         for (query, truth) in timed.chunks_exact(plan.dims).zip(&truth[WARM_UP..]) {
             let started = Instant::now();
-            let hits = ask(&registry, &named, query)?;
+            let hits = search_on_thread(&registry, &named, query)?;
             times.0.push(started.elapsed().as_secs_f64() * 1e3);
             found += hits.hits.iter().filter(|hit| truth.contains(&hit.id)).count();
         }
@@ -553,7 +553,11 @@ impl QueryTimes {
 }
 
 /// Asks one query as the server does: on a search thread.
-fn ask(registry: &Registry, named: &Arc<NamedCollection>, query: &[f32]) -> Result<QueryHits> {
+fn search_on_thread(
+    registry: &Registry,
+    named: &Arc<NamedCollection>,
+    query: &[f32],
+) -> Result<QueryHits> {
     let (sender, answer) = mpsc::channel();
     let query = query.to_vec();
     let work = move |named: &NamedCollection, thread: &mut SearchThread| {

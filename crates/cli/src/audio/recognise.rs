@@ -258,13 +258,15 @@ pub(crate) fn check_timing(path: &Path, output: Option<&Path>) -> CommandResult 
 fn is_same_file(one: &Path, other: &Path) -> bool {
     match (std::fs::metadata(one), std::fs::metadata(other)) {
         (Ok(a), Ok(b)) => a.is_file() && (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        (Err(_), Err(_)) => one == other || place(one).is_some_and(|it| Some(it) == place(other)),
+        (Err(_), Err(_)) => {
+            one == other || resolved_path(one).is_some_and(|it| Some(it) == resolved_path(other))
+        }
         _ => false,
     }
 }
 
 /// Returns the path of a new file, without links and `..` in its directory.
-fn place(path: &Path) -> Option<PathBuf> {
+fn resolved_path(path: &Path) -> Option<PathBuf> {
     let parent = path.parent()?;
     let directory = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
     Some(std::fs::canonicalize(directory).ok()?.join(path.file_name()?))

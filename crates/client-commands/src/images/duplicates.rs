@@ -92,7 +92,7 @@ pub(super) fn run(args: &DuplicatesArgs) -> CommandResult {
     if args.json {
         return print(&text);
     }
-    print(&shown(&text)?)
+    print(&format_groups(&text)?)
 }
 
 fn request(args: &DuplicatesArgs) -> Value {
@@ -139,7 +139,7 @@ fn wait(client: &ServerClient, job: &str) -> CommandResult {
 }
 
 /// Returns the groups as text.
-fn shown(lines: &str) -> CommandResult<String> {
+fn format_groups(lines: &str) -> CommandResult<String> {
     let mut out = String::new();
     let mut number = 0;
     for line in lines.lines() {
@@ -199,7 +199,7 @@ mod tests {
             "\n"
         );
         let text = "group 1: 2 images\n  u-1  a.jpg\n  7  \n    u-1 = 7  similarity 0.912, score -\n1 groups, 2 images\n";
-        assert_eq!(shown(lines).unwrap(), text);
-        assert!(shown("{").is_err());
+        assert_eq!(format_groups(lines).unwrap(), text);
+        assert!(format_groups("{").is_err());
     }
 }

@@ -75,10 +75,10 @@ pub(super) struct SearchArgs {
 pub(super) fn run(args: &SearchArgs) -> CommandResult {
     let client = args.server.client()?;
     if args.files.is_empty() {
-        return show_answer(args, &client, &ask(args, &client, None)?);
+        return show_answer(args, &client, &request_search(args, &client, None)?);
     }
     for (index, file) in args.files.iter().enumerate() {
-        let answer = ask(args, &client, Some(file))?;
+        let answer = request_search(args, &client, Some(file))?;
         // With several files each table is headed by its file. JSON has one object per file, in
         // order.
         if args.files.len() > 1 && !args.json {
@@ -112,7 +112,11 @@ fn show_answer(args: &SearchArgs, client: &ServerClient, answer: &Value) -> Comm
     }
 }
 
-fn ask(args: &SearchArgs, client: &ServerClient, file: Option<&PathBuf>) -> CommandResult<Value> {
+fn request_search(
+    args: &SearchArgs,
+    client: &ServerClient,
+    file: Option<&PathBuf>,
+) -> CommandResult<Value> {
     let query = [
         ("k", Some(args.k.to_string())),
         ("threshold", args.threshold.map(|value| value.to_string())),

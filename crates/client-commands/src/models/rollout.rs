@@ -70,11 +70,11 @@ pub(super) fn run(args: &RolloutArgs) -> CommandResult {
         Some(body) => client.post(&path, &body)?,
         None => client.get(&path)?,
     };
-    print(&if args.json { pretty(&rollout) } else { shown(&rollout) })
+    print(&if args.json { pretty(&rollout) } else { format_rollout(&rollout) })
 }
 
 /// Returns a rollout as text: its state, and a table of the figures of both versions.
-fn shown(rollout: &Value) -> String {
+fn format_rollout(rollout: &Value) -> String {
     let of = |key: &str, version: &str| match rollout.get(key).and_then(|both| both.get(version)) {
         Some(Value::Number(number)) => match number.as_u64() {
             Some(whole) => whole.to_string(),
@@ -168,7 +168,7 @@ mod tests {
             "p99_ms": {"stable": 1.5, "candidate": null}, "drift": null, "reason": null,
             "history": [{"candidate": 3, "state": "rolled_back", "reason": "errors: many"}],
         });
-        let text = shown(&rollout);
+        let text = format_rollout(&rollout);
         assert!(text.starts_with("m: running, traffic 7 %\n"), "{text}");
         assert!(text.contains("stable     1        100       0       1.50"), "{text}");
         assert!(text.ends_with("version 3 rolled_back: errors: many\n"), "{text}");
@@ -185,7 +185,7 @@ mod tests {
                 {"stable": 1, "candidate": 3, "state": "rolled_back", "reason": "errors: many"},
             ],
         });
-        let text = shown(&rollout);
+        let text = format_rollout(&rollout);
         assert!(text.contains("stable     1        100       0       1.50"), "{text}");
         assert!(text.contains("candidate  2        50        0       1.25"), "{text}");
     }
@@ -198,10 +198,13 @@ mod tests {
             "p99_ms": {"stable": null, "candidate": null},
             "history": [{"stable": 2, "candidate": 2, "state": "rolled_back", "reason": "hand: an administrator withdrew it"}],
         });
-        let text = shown(&rollout);
+        let text = format_rollout(&rollout);
         assert!(text.contains("stable     1 "), "{text}");
         assert!(text.contains("candidate  2 "), "{text}");
         rollout["history"][0]["stable"] = Value::Null;
-        assert!(shown(&rollout).contains("stable     1 "), "the stable version was not known");
+        assert!(
+            format_rollout(&rollout).contains("stable     1 "),
+            "the stable version was not known"
+        );
     }
 }

@@ -50,7 +50,7 @@ impl CollectionJob {
     }
 
     /// Returns the job if it runs on this node.
-    pub(super) fn own(&self) -> Option<Arc<JobControl>> {
+    pub(super) fn local_job(&self) -> Option<Arc<JobControl>> {
         self.state.duplicates.find(&self.record.id)
     }
 

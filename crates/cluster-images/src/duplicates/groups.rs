@@ -43,7 +43,7 @@ const CLIENT_STALL_MAX: Duration = Duration::from_secs(60);
 pub(in super::super) async fn groups(call: ImageCall) -> Response {
     // By value, since a body cannot be shared by threads.
     let answer = async move {
-        call.query.own::<NoRouteParams>()?;
+        call.query.route_parameters::<NoRouteParams>()?;
         let job = CollectionJob::open(&call)?;
         let permit = job.permit().await?;
         let step = job.newest().await?.step;

@@ -39,7 +39,7 @@ const ATTEMPTS_MAX: u32 = 10;
 
 /// Starts or continues the job of a collection.
 pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
-    call.query.own::<NoRouteParams>()?;
+    call.query.route_parameters::<NoRouteParams>()?;
     let request: DuplicatesRequest = call.json().await?;
     let _admitted = call.admit()?;
     let job = CollectionJob::open(&call)?;
@@ -50,7 +50,9 @@ pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
     let settings = collections::settings(&job.record)?;
     let options = request.options(kind, settings.metric)?;
     let newest = job.steps.newest().await?;
-    if job.own().is_some() || newest.as_ref().is_some_and(|newest| job.runs(&newest.step, None)) {
+    if job.local_job().is_some()
+        || newest.as_ref().is_some_and(|newest| job.runs(&newest.step, None))
+    {
         return Err(duplicates_running(name));
     }
     let permit = job.permit().await?;
@@ -83,10 +85,10 @@ pub(super) async fn begin(mut call: ImageCall) -> Result<Reply> {
 
 /// Returns the progress of the job of a collection.
 pub(super) async fn progress(call: ImageCall) -> Result<Reply> {
-    call.query.own::<NoRouteParams>()?;
+    call.query.route_parameters::<NoRouteParams>()?;
     let _admitted = call.admit()?;
     let job = CollectionJob::open(&call)?;
-    let own = job.own();
+    let own = job.local_job();
     if let Some(progress) = own.as_ref().and_then(|own| own.progress()) {
         return Ok(Reply::json(progress_json(&progress, true).to_string()));
     }
@@ -97,11 +99,11 @@ pub(super) async fn progress(call: ImageCall) -> Result<Reply> {
 
 /// Cancels the running job of a collection, or removes the result of an ended one.
 pub(super) async fn cancel(call: ImageCall) -> Result<Reply> {
-    call.query.own::<NoRouteParams>()?;
+    call.query.route_parameters::<NoRouteParams>()?;
     let _admitted = call.admit()?;
     let job = CollectionJob::open(&call)?;
     let name = &job.record.name;
-    if let Some(own) = job.own() {
+    if let Some(own) = job.local_job() {
         own.stop();
         return Ok(Reply::json(json!({ "cancelled": name }).to_string()));
     }

@@ -196,7 +196,8 @@ impl OwnedShards {
         let lost = std::mem::take(&mut *self.lost.lock());
         for (key, epoch) in lost {
             if self.end_writer(&key, epoch) {
-                let cause = loss_cause(&self.services.name, epoch, seen(view, &key), is_certain);
+                let cause =
+                    loss_cause(&self.services.name, epoch, seen_owner(view, &key), is_certain);
                 self.note_loss(&key, epoch, cause);
                 self.release(&key, epoch).await;
             }
@@ -206,7 +207,7 @@ impl OwnedShards {
             let owned = self.owned.lock();
             let is_kept = |key: &ShardKey, epoch: Epoch| {
                 let wanted = view.wanted_owner(key);
-                keeps_ownership(name, epoch, seen(view, key), wanted.as_deref())
+                keeps_ownership(name, epoch, seen_owner(view, key), wanted.as_deref())
                     && view.by_id(&key.collection).is_some()
             };
             let shards = owned.iter().filter(|shard| !is_kept(shard.0, shard.1.epoch));
@@ -270,7 +271,7 @@ impl OwnedShards {
                 continue;
             }
             let wanted = view.wanted_owner(&key);
-            match ownership_step(name, seen(view, &key), wanted.as_deref()) {
+            match ownership_step(name, seen_owner(view, &key), wanted.as_deref()) {
                 OwnershipStep::Wait => continue,
                 OwnershipStep::Release(epoch) => {
                     self.release(&key, epoch).await;
@@ -351,7 +352,7 @@ fn loss_cause(
 }
 
 /// Returns the owner of a shard in the view.
-fn seen<'a>(view: &'a ClusterView, key: &ShardKey) -> Option<SeenOwner<'a>> {
+fn seen_owner<'a>(view: &'a ClusterView, key: &ShardKey) -> Option<SeenOwner<'a>> {
     let owner = view.owners.get(key)?;
     Some(SeenOwner { node: &owner.node, epoch: owner.epoch })
 }
