@@ -24,8 +24,19 @@ fn request<'a>(action: &'a str, subject: &'a str, caller: Caller<'a>) -> AdminRe
     AdminRequest { calls: ADMIN_CALL, action, subject, caller }
 }
 
-/// Returns the store of a recogniser, and the smallest similarity that is accepted.
-async fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
+/// The enrolled speakers of a recogniser.
+struct RecogniserSpeakers {
+    speakers: Speakers,
+    /// Smallest similarity that is accepted.
+    threshold: f32,
+}
+
+/// Returns the speakers of the recogniser `name`.
+///
+/// # Errors
+/// `FailedPrecondition` if the recogniser does not distinguish speakers; the errors of
+/// [`find_recogniser`] and of the file of speakers.
+async fn speakers_of(state: &AudioState, name: &str) -> Result<RecogniserSpeakers> {
     let (recogniser, _) = find_recogniser(state.catalog(), name)?;
     let threshold =
         recogniser.threshold().filter(|_| recogniser.kind == RecogniserKind::Embeddings);
@@ -35,11 +46,12 @@ async fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
              embeddings, such as voiceprint"
         ))
     })?;
-    Ok((state.speakers.get(name).await?, threshold))
+    Ok(RecogniserSpeakers { speakers: state.speakers.get(name).await?, threshold })
 }
 
 pub(crate) async fn list(State(state): Shared<AudioState>, Path(name): Path<String>) -> Reply {
-    Reply::of(store(&state, &name).await.map(|(speakers, threshold)| {
+    Reply::of(speakers_of(&state, &name).await.map(|found| {
+        let RecogniserSpeakers { speakers, threshold } = found;
         let body =
             json!({ "recogniser": name, "speakers": speakers.names(), "threshold": threshold });
         Reply::json(body.to_string())
@@ -85,7 +97,7 @@ pub(crate) async fn enrol(
     let upload = AudioRequest::new(&state, headers.clone(), body, watch);
     let enrolled = async {
         check_no_query(&uri)?;
-        let (speakers, _) = store(&state, &name).await?;
+        let speakers = speakers_of(&state, &name).await?.speakers;
         // An upload may take minutes.
         check_name(&speaker)?;
         let known = speaker.clone();
@@ -110,7 +122,7 @@ pub(crate) async fn forget(
     headers: HeaderMap,
 ) -> Reply {
     let forgotten = async {
-        let (speakers, _) = store(&state, &name).await?;
+        let speakers = speakers_of(&state, &name).await?.speakers;
         let known = speaker.clone();
         // Writing the file would block a connection thread.
         let removed = tokio::task::spawn_blocking(move || speakers.remove(&known)).await;
@@ -143,7 +155,7 @@ pub(crate) async fn identify(
     let upload = AudioRequest::new(&state, headers, body, watch);
     let identified = async {
         check_no_query(&uri)?;
-        let (speakers, threshold) = store(&state, &name).await?;
+        let RecogniserSpeakers { speakers, threshold } = speakers_of(&state, &name).await?;
         let then = move |embedding: Vec<f32>| {
             speakers.check_dimension(&embedding)?;
             Ok(speakers.nearest(&embedding))
@@ -172,7 +184,7 @@ pub(crate) async fn verify(
     let upload = AudioRequest::new(&state, headers, body, watch);
     let verified = async {
         check_no_query(&uri)?;
-        let (speakers, threshold) = store(&state, &name).await?;
+        let RecogniserSpeakers { speakers, threshold } = speakers_of(&state, &name).await?;
         if !speakers.names().contains(&speaker) {
             return Err(unknown(&name, &speaker));
         }

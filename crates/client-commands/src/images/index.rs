@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::ImagesServerArgs;
 use super::upload::{UploadOutcome, UploadTarget};
-use super::walk::{WalkResult, WalkedFile, id_of, walk};
+use super::walk::{FileFailure, WalkResult, WalkedFile, id_of, walk};
 use crate::client::ServerClient;
 
 /// Maximum ids in one request to `/missing`, as the server allows.
@@ -117,8 +117,8 @@ struct IndexSummary {
     duplicates: u64,
     /// Number of files that are not images.
     ignored: u64,
-    /// Name and reason of each image that was not added.
-    failed: Vec<(String, String)>,
+    /// Images that were not added.
+    failed: Vec<FileFailure>,
     /// Number of `failed` entries printed so far.
     reported: usize,
 }
@@ -130,7 +130,9 @@ impl IndexSummary {
         let to = self.failed.len();
         let lines = self.failed[from..to.min(FAILURES_SHOWN_MAX).max(from)].iter();
         bar.suspend(|| {
-            lines.for_each(|(name, reason)| print_note(&format!("not added: {name}: {reason}")))
+            lines.for_each(|FileFailure { name, reason }| {
+                print_note(&format!("not added: {name}: {reason}"))
+            })
         });
         self.reported = to;
     }
@@ -241,7 +243,10 @@ fn missing<'a>(
     let mut fresh: Vec<(&WalkedFile, String)> = Vec::new();
     for (found, id) in page.iter().zip(ids) {
         match id {
-            Err(error) => summary.failed.push((found.name.clone(), error.to_string())),
+            Err(error) => {
+                let name = found.name.clone();
+                summary.failed.push(FileFailure { name, reason: error.to_string() });
+            }
             Ok(id) if !seen.insert(id.clone()) => summary.duplicates += 1,
             Ok(id) => fresh.push((found, id)),
         }
@@ -285,9 +290,9 @@ fn send(
             UploadOutcome::Present => summary.present += 1,
             UploadOutcome::Failed(reason) => {
                 // The server's message may start with the image's name too.
-                let own =
+                let reason =
                     reason.strip_prefix(&format!("{}: ", found.name)).unwrap_or(&reason).to_owned();
-                summary.failed.push((found.name.clone(), own));
+                summary.failed.push(FileFailure { name: found.name.clone(), reason });
             }
         }
     }
@@ -409,7 +414,7 @@ mod tests {
             summary_line(&summary, "photos", took),
             "photos: 12 added, 3 already there, in 4.0 s (3.0 a second)"
         );
-        summary.failed.push(("a".into(), "b".into()));
+        summary.failed.push(FileFailure { name: "a".into(), reason: "b".into() });
         (summary.duplicates, summary.ignored) = (4, 2);
         assert!(
             summary_line(&summary, "photos", took)

@@ -29,6 +29,14 @@ pub(super) struct WalkedFile {
     pub(super) name: String,
 }
 
+/// A file or a folder that was not added.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FileFailure {
+    pub(super) name: String,
+    pub(super) reason: String,
+}
+
+/// Files found in some places.
 #[derive(Debug, Default)]
 pub(super) struct WalkResult {
     /// Image files, sorted by path.
@@ -37,8 +45,8 @@ pub(super) struct WalkResult {
     pub(super) ignored: u64,
     /// Number of the ignored files whose extension is that of an unsupported image format.
     pub(super) unsupported: u64,
-    /// Folders and files that could not be read, with the reason.
-    pub(super) unread: Vec<(String, String)>,
+    /// Folders and files that could not be read, by their paths.
+    pub(super) unread: Vec<FileFailure>,
 }
 
 /// Finds the images in `places`. A file is taken as it is, a folder with everything below it.
@@ -118,7 +126,8 @@ impl FolderWalk<'_> {
     }
 
     fn add_unread(&mut self, path: &Path, error: &std::io::Error) {
-        self.walked.unread.push((path.display().to_string(), error.to_string()));
+        let name = path.display().to_string();
+        self.walked.unread.push(FileFailure { name, reason: error.to_string() });
     }
 
     fn add_file(&mut self, path: PathBuf) -> CommandResult {
@@ -229,7 +238,8 @@ mod tests {
         let mut walk = FolderWalk { root: folder, folders: VecDeque::new(), walked: &mut walked };
         let lost = std::io::Error::other("the network is lost");
         walk.add(folder, std::iter::once(Err(lost))).unwrap();
-        assert_eq!(walked.unread, [("/photos".to_owned(), "the network is lost".to_owned())]);
+        let failure = FileFailure { name: "/photos".into(), reason: "the network is lost".into() };
+        assert_eq!(walked.unread, [failure]);
     }
 
     #[test]
