@@ -494,7 +494,7 @@ pub(super) fn records(results: &[&RawValue], ids: &[PointId]) -> Result<Vec<u8>>
     for result in results {
         let points: Vec<&RawValue> = read(result)?;
         for point in points {
-            found.insert(keyed(point)?.key.id.1, point.get());
+            found.insert(keyed(point)?.key.point(), point.get());
         }
     }
     let mut text = Vec::new();

@@ -1,6 +1,7 @@
 //! Opens models: a SavedModel as it is, or a graph whose variables are bound to parameters of ours.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::Path;
 
 use base::{Error, Result};
@@ -87,12 +88,12 @@ fn open(
         let changed = graph.assigned(&initialised);
         open_bound(library, meta, &pairs, checkpoint, request, &changed)?
     };
-    let mut regions: Vec<(usize, usize)> = request
-        .parameters
-        .iter()
-        .map(|parameter| (parameter.as_slice().as_ptr().addr(), parameter.bytes))
-        .collect();
-    regions.sort_unstable();
+    let region = |parameter: &BoundTensor| {
+        let start = parameter.as_slice().as_ptr().addr();
+        start..start + parameter.bytes
+    };
+    let mut regions: Vec<Range<usize>> = request.parameters.iter().map(region).collect();
+    regions.sort_unstable_by_key(|region| (region.start, region.end));
     Ok(LoadedModel { model, regions, copies_outputs, metadata })
 }
 

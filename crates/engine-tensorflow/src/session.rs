@@ -1,6 +1,7 @@
 //! A loaded model and its runs.
 
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use base::{Error, NamedTensor, Result, Signature, Tensor};
@@ -32,16 +33,16 @@ pub(crate) struct TfSession {
     signatures: Vec<NamedSignature>,
     default: usize,
     metadata: BTreeMap<String, String>,
-    regions: Vec<(usize, usize)>,
+    regions: Vec<Range<usize>>,
     copies_outputs: bool,
 }
 
 /// A model whose variables have their values.
 pub(crate) struct LoadedModel {
     pub(crate) model: OpenedModel,
-    /// Address and bytes of the parameters, sorted. An output that lies there is copied, because a
+    /// Addresses of the parameters, ascending. An output that lies there is copied, because a
     /// client that reads slowly would keep the region of an old version.
-    pub(crate) regions: Vec<(usize, usize)>,
+    pub(crate) regions: Vec<Range<usize>>,
     /// True if an output may be a variable that a later run changes in place.
     pub(crate) copies_outputs: bool,
     pub(crate) metadata: BTreeMap<String, String>,
@@ -75,8 +76,8 @@ impl TfSession {
 
     /// Returns true if an output at `address` must not be kept there.
     fn is_borrowed(&self, address: usize) -> bool {
-        let after = self.regions.partition_point(|(start, _)| *start <= address);
-        let inside = |(start, bytes): &(usize, usize)| address - start < *bytes;
+        let after = self.regions.partition_point(|region| region.start <= address);
+        let inside = |region: &Range<usize>| region.contains(&address);
         self.copies_outputs || self.regions[..after].last().is_some_and(inside)
     }
 }

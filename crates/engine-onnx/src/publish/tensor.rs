@@ -6,7 +6,7 @@ use base::{DType, Result};
 
 use super::encode::{WIRE_BYTES, WIRE_FIXED32, WIRE_FIXED64, WIRE_VARINT};
 use super::schema::{self, tensor};
-use super::wire::{Walker, WireField};
+use super::wire::{Varint, Walker, WireField};
 
 /// Maximum axes of a tensor.
 const DIMS_MAX: usize = 256;
@@ -99,9 +99,9 @@ impl TensorHead {
             (tensor::DIMS, WIRE_BYTES) => {
                 let mut at = field.payload.start;
                 while at < field.payload.end {
-                    let (dim, next) = walker.varint(at, field.payload.end)?;
-                    self.dim(walker, at, dim)?;
-                    at = next;
+                    let dim = walker.varint(at, field.payload.end)?;
+                    self.dim(walker, at, dim.value)?;
+                    at = dim.end;
                 }
             }
             (tensor::DATA_TYPE, WIRE_VARINT) => self.code = field.varint as i64,
@@ -276,7 +276,7 @@ impl ElementBatch<'_> {
     fn varints(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
-            let (value, next) = walker.varint(at, range.end)?;
+            let Varint { value, end: next } = walker.varint(at, range.end)?;
             self.element(walker, at, value)?;
             at = next;
         }

@@ -16,6 +16,13 @@ const FIELD_MAX: u64 = (1 << 29) - 1;
 /// Bytes of the longest varint.
 const VARINT_BYTES_MAX: u32 = 10;
 
+/// A varint that was read from a file.
+pub(super) struct Varint {
+    pub(super) value: u64,
+    /// Position of the byte after it.
+    pub(super) end: u64,
+}
+
 /// One field of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WireField {
@@ -27,6 +34,7 @@ pub(super) struct WireField {
     pub(super) whole: Range<u64>,
     /// Range of its payload.
     pub(super) payload: Range<u64>,
+    /// Value of a field of the wire type varint, otherwise 0.
     pub(super) varint: u64,
 }
 
@@ -75,7 +83,7 @@ impl Walker {
 
     /// Reads the field at `at` of a message that ends at `end`.
     pub(super) fn field(&mut self, at: u64, end: u64) -> Result<WireField> {
-        let (key, after) = self.varint(at, end)?;
+        let Varint { value: key, end: after } = self.varint(at, end)?;
         let number = key >> 3;
         let wire = (key & 7) as u8;
         if number == 0 || number > FIELD_MAX {
@@ -84,15 +92,15 @@ impl Walker {
         let mut varint = 0;
         let payload = match wire {
             WIRE_VARINT => {
-                let (value, next) = self.varint(after, end)?;
-                varint = value;
-                after..next
+                let read = self.varint(after, end)?;
+                varint = read.value;
+                after..read.end
             }
             WIRE_FIXED64 => self.take(after, 8, end)?,
             WIRE_FIXED32 => self.take(after, 4, end)?,
             WIRE_BYTES => {
-                let (length, start) = self.varint(after, end)?;
-                self.take(start, length, end)?
+                let length = self.varint(after, end)?;
+                self.take(length.end, length.value, end)?
             }
             _ => {
                 return Err(
@@ -103,8 +111,8 @@ impl Walker {
         Ok(WireField { number: number as u32, wire, whole: at..payload.end, payload, varint })
     }
 
-    /// Reads the varint at `at`, which ends before `end`. Returns its value and end.
-    pub(super) fn varint(&mut self, at: u64, end: u64) -> Result<(u64, u64)> {
+    /// Reads the varint at `at` of a message that ends at `end`.
+    pub(super) fn varint(&mut self, at: u64, end: u64) -> Result<Varint> {
         let mut value = 0u64;
         let mut position = at;
         let mut shift = 0;
@@ -117,7 +125,7 @@ impl Walker {
             // The tenth byte holds one bit; protobuf drops the others.
             value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
             if byte < 0x80 {
-                return Ok((value, position));
+                return Ok(Varint { value, end: position });
             }
             shift += 7;
         }

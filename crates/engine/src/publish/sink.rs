@@ -146,6 +146,8 @@ impl PacedFileWriter {
     }
 }
 
+/// Creates a file for writing. The result is true if writes go past the page cache, which needs
+/// `direct` and a file system that supports O_DIRECT.
 fn open_new(path: &Path, direct: bool) -> Result<(File, bool)> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
