@@ -250,6 +250,11 @@ struct PreparedUpload {
     options: PipelineOptions,
 }
 
+/// Reserves the resources of an upload for the recogniser `name`.
+///
+/// # Errors
+/// `ResourceExhausted` if too many requests or recordings are in progress; the errors of
+/// [`find_recogniser`] and of the file of speakers.
 async fn prepare(state: &AudioState, name: &str) -> Result<PreparedUpload> {
     let admitted = state.requests.admit()?;
     let (recogniser, servable) = find_recogniser(state.catalog(), name)?;

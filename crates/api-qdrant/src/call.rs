@@ -232,6 +232,12 @@ impl RestCall {
         reply(self.run_on_search_thread(handler, NeededParts::Open).await, started)
     }
 
+    /// Reads the body, and runs `handler` on a search thread in slices. The client gets the error
+    /// of the deadline if the result is late. Work of a client that disconnects is dropped.
+    ///
+    /// # Errors
+    /// The errors of the body and of `handler`; `ResourceExhausted` if the queue of searches is
+    /// full; `Unavailable` if `needed` parts of the collection are not open in time.
     async fn run_on_search_thread<T, H>(self, mut handler: H, needed: NeededParts) -> EncodedResult
     where
         T: Serialize + 'static,
@@ -326,6 +332,11 @@ impl RestCall {
         }
     }
 
+    /// Reads the body, and runs `handler` on a write thread. A change that has begun is completed,
+    /// even if the client disconnects.
+    ///
+    /// # Errors
+    /// The errors of the body and of `handler`; `ResourceExhausted` if too many writes wait.
     async fn run_on_write_thread<T: Serialize + 'static>(
         self,
         handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,

@@ -137,6 +137,11 @@ impl Projection {
     }
 }
 
+/// Returns points by their ids, each once. Ids without a point are left out.
+///
+/// # Errors
+/// `InvalidArgument` for too many ids; the error of a damaged point; the error of
+/// [`ResponseBudget::add_or_fail`].
 pub(crate) fn fetch(
     named: &NamedCollection,
     _: &mut SearchThread,
@@ -206,6 +211,10 @@ pub(crate) fn is_false(value: &bool) -> bool {
     !*value
 }
 
+/// Returns a page of points, in the order of their ids or of a field of the payload.
+///
+/// # Errors
+/// `InvalidArgument` for a filter or an order that is not possible; the errors of the collection.
 pub(crate) fn scroll(
     named: &NamedCollection,
     _: &mut SearchThread,

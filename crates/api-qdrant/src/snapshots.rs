@@ -365,6 +365,7 @@ impl Write for PieceWriter<'_> {
     }
 }
 
+/// Restores a collection from a snapshot at a location. Only administrators may do this.
 async fn recover(
     State(state): Context,
     Path(collection): Path<String>,
@@ -463,6 +464,7 @@ async fn begin_restore<R: Read>(
     Ok(outcome)
 }
 
+/// Restores a collection from the snapshot in the body.
 async fn upload(
     State(state): Context,
     Path(collection): Path<String>,

@@ -238,6 +238,11 @@ impl Decoder {
         })
     }
 
+    /// Creates a decoder of the samples of `reader`. `announced` is the number of frames that the
+    /// header states, without the frames in `silent`, which encoders added.
+    ///
+    /// # Errors
+    /// `DataLoss` for a rate or a number of channels that is not supported; the error of `reader`.
     fn new(
         format: AudioFormat,
         announced: Option<u64>,

@@ -100,6 +100,7 @@ pub(super) async fn download(call: SnapshotCall) -> Response {
     }
 }
 
+/// Makes an archive of a snapshot, and returns a response that sends it.
 async fn begin_download(call: SnapshotCall) -> Result<Response> {
     let context = call.context;
     let backups = backups(&context)?;

@@ -27,6 +27,11 @@ pub(crate) struct OpenedSession {
     pub(crate) parameters: Vec<BoundTensor>,
 }
 
+/// Creates the session of a model, with its parameters bound in place if the library permits it.
+///
+/// # Errors
+/// The errors of [`parameters::check`] and of the library. Each names the path of the graph or the
+/// parameter.
 pub(crate) fn open(runtime: &'static Runtime, request: &LoadRequest) -> Result<OpenedSession> {
     let path = c_path(&request.graph)?;
     let bindings = parameters::check(&request.graph, &request.parameters)

@@ -26,11 +26,16 @@ const VARIABLES_PREFIX: &str = "variables";
 /// Directory of a SavedModel with the files that its graph reads.
 pub(crate) const ASSETS_DIR: &str = "assets";
 
+/// Loads a SavedModel, with its variables bound to the parameters of `request` if it has any.
+///
+/// # Errors
+/// `InvalidArgument` for settings of the signature, which a SavedModel states itself; the errors of
+/// the model. Each names the path of the graph.
 pub(crate) fn load(
     library: &'static TensorFlowLibrary,
     request: &LoadRequest,
 ) -> Result<Box<dyn Session>> {
-    let name = |error: Error| {
+    let with_path = |error: Error| {
         if error.message().contains(&*request.graph.to_string_lossy()) {
             error
         } else {
@@ -38,15 +43,15 @@ pub(crate) fn load(
         }
     };
     if request.options.signature != SignatureFile::default() {
-        return Err(name(Error::invalid(
+        return Err(with_path(Error::invalid(
             "a SavedModel states its inputs and outputs: remove [signature] from millpond.toml",
         )));
     }
     let tags = GraphTags::of(&request.options.graph_tags);
     let meta = model_file::read(&request.graph, &tags)?;
-    let read = signature::read(&meta).map_err(name)?;
-    let loaded = open(library, &meta, &read, request).map_err(name)?;
-    Ok(Box::new(TfSession::new(loaded, read).map_err(name)?))
+    let read = signature::read(&meta).map_err(with_path)?;
+    let loaded = open(library, &meta, &read, request).map_err(with_path)?;
+    Ok(Box::new(TfSession::new(loaded, read).map_err(with_path)?))
 }
 
 /// Opens the graph: as it is, or with its variables bound to the parameters of `request`.

@@ -198,6 +198,11 @@ impl FeedValue<'_> {
 }
 
 impl SignaturePlan {
+    /// Plans the runs of a signature. `defaults` has the values of inputs that a request may omit.
+    ///
+    /// # Errors
+    /// The error of [`OpenedModel::output`] for a tensor that the graph does not have, and of
+    /// [`OpenedModel::constant`] for a default value.
     fn new(
         model: &OpenedModel,
         named: &NamedSignature,

@@ -25,11 +25,16 @@ pub(crate) fn is_package(graph: &Path) -> bool {
     graph.extension() == Some(OsStr::new("pt2"))
 }
 
+/// Loads a TorchScript module or a compiled package.
+///
+/// # Errors
+/// `InvalidArgument` for options that LibTorch cannot follow; the errors of the file and of
+/// [`TorchSession::new`]. Each names the path of the graph.
 pub(crate) fn load(
     library: &'static ShimLibrary,
     request: &LoadRequest,
 ) -> Result<Box<dyn Session>> {
-    let name = |error: Error| {
+    let with_path = |error: Error| {
         if error.message().contains(&*request.graph.to_string_lossy()) {
             error
         } else {
@@ -42,19 +47,19 @@ pub(crate) fn load(
             "{count} threads inside one run; it must be 1 to {THREADS_MAX}"
         )));
     }
-    request.options.check_no_graph_tags().map_err(name)?;
+    request.options.check_no_graph_tags().map_err(with_path)?;
     if request.options.inter_op_threads > 1 {
         tracing::warn!(
             "inter-op-threads has no effect: LibTorch runs the operators of a run one after the other"
         );
     }
     let loaded = if is_package(&request.graph) {
-        let module = package(library, &request.graph, &request.options).map_err(name)?;
+        let module = package(library, &request.graph, &request.options).map_err(with_path)?;
         LoadedModule { module, memory: ParameterMemory::Heap }
     } else {
-        load_script(library, request).map_err(name)?
+        load_script(library, request).map_err(with_path)?
     };
-    Ok(Box::new(TorchSession::new(loaded, &request.options).map_err(name)?))
+    Ok(Box::new(TorchSession::new(loaded, &request.options).map_err(with_path)?))
 }
 
 /// Returns the shim's number of a device.

@@ -106,6 +106,7 @@ impl FakeEngine {
         self.0.runs_to_fail.store(count, Ordering::SeqCst);
     }
 
+    /// Reads the graph and loads it as its lines say, after the gate of loads permits it.
     fn open(&self, request: &LoadRequest) -> Result<FakeSession> {
         self.0.loads.pass();
         if take_one(&self.0.loads_to_fail) {

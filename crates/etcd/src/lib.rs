@@ -249,6 +249,8 @@ impl Etcd {
         self.range_paged(prefix, PAGE_ENTRIES_MAX).await
     }
 
+    /// Reads a range in requests of at most `page` entries, all at the revision of the first
+    /// answer.
     async fn range_paged(&self, prefix: &str, page: usize) -> Result<EtcdRange> {
         let mut range = EtcdRange { revision: 0, entries: Vec::new() };
         let mut from = prefix.as_bytes().to_vec();
@@ -383,6 +385,10 @@ fn put_request(key: &str, value: &[u8], lease: LeaseId) -> Value {
     })
 }
 
+/// Returns `HOST:PORT` of an endpoint.
+///
+/// # Errors
+/// `InvalidArgument` for another form than `http://HOST:PORT`, or `https://HOST:PORT` with TLS.
 fn endpoint_address(text: &str, uses_tls: bool) -> Result<String> {
     let wanted = if uses_tls { "https" } else { "http" };
     let refused = |reason: &str| {

@@ -357,6 +357,8 @@ impl Condition {
         Ok(())
     }
 
+    /// Returns true if a point meets the condition. `id` is its internal id, or `None` for an
+    /// element of a payload, which has no id and no vector.
     fn meets(&self, id: Option<u64>, payload: &Value) -> bool {
         match self {
             Condition::Match { key, matching } => {

@@ -89,6 +89,11 @@ fn parsed_filter(named: &NamedCollection, filter: Option<&Value>) -> Result<Opti
     filter.map(|filter| api_qdrant::parse_filter(named, &filter.to_string())).transpose()
 }
 
+/// Returns the candidates of a shard for round 1, by the similarity of embeddings alone.
+///
+/// # Errors
+/// `InvalidArgument` for a collection of fingerprints and for wrong limits; the errors of the
+/// search.
 async fn run_coarse(
     services: &ImageServices,
     name: &str,
@@ -119,6 +124,10 @@ async fn run_coarse(
     .await
 }
 
+/// Compares the keypoints of a query with images of a shard for round 2.
+///
+/// # Errors
+/// `InvalidArgument` for a damaged record and for wrong limits; the errors of the search.
 async fn run_rank(
     services: &ImageServices,
     name: &str,

@@ -36,6 +36,8 @@ struct MpegHeader {
 }
 
 impl MpegHeader {
+    /// Reads the header of a frame of layer III. Returns `None` for other bytes, and for the free
+    /// format, whose header does not state the size of the frame.
     fn parse(bytes: &[u8]) -> Option<MpegHeader> {
         let word = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?);
         let version = word >> 19 & 3;
@@ -46,24 +48,24 @@ impl MpegHeader {
         {
             return None;
         }
-        let first = version == 3;
-        let kilobits = if first {
+        let is_mpeg1 = version == 3;
+        let kilobits = if is_mpeg1 {
             [32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320][bits as usize - 1]
         } else {
             [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160][bits as usize - 1]
         };
         let halvings = [2, 0, 1, 0][version as usize];
         let rate = [44100, 48000, 32000][rate as usize] >> halvings;
-        let samples = if first { 1152 } else { 576 };
+        let samples = if is_mpeg1 { 1152 } else { 576 };
         let size =
             (samples / 8 * kilobits * 1000 / u64::from(rate)) as usize + (word >> 9 & 1) as usize;
-        let mono = word >> 6 & 3 == 3;
-        let side = match (first, mono) {
+        let is_mono = word >> 6 & 3 == 3;
+        let side = match (is_mpeg1, is_mono) {
             (true, false) => 32,
             (true, true) | (false, false) => 17,
             (false, true) => 9,
         };
-        let channels = if mono { 1 } else { 2 };
+        let channels = if is_mono { 1 } else { 2 };
         Some(MpegHeader { kind: word & 0xfffe_0c00, rate, channels, samples, size, side })
     }
 }

@@ -78,6 +78,7 @@ impl ClusterBackups {
         exported
     }
 
+    /// Copies the shards of a backup to a temporary collection of this node.
     async fn export_staged(self: &Arc<Self>, set: &BackupSet) -> Result<ExportedCollection> {
         let originals = set.originals.as_ref().map_or(0, |originals| originals.bytes);
         let bytes = set.bytes().saturating_sub(originals);

@@ -136,6 +136,8 @@ impl MemberState {
         result
     }
 
+    /// Reads all keys of the cluster if they have changed, and updates the view. An answer without
+    /// a change confirms the view too.
     async fn read_view(&self, readings: &mut ViewReadings) -> Result<()> {
         let requested_at = Instant::now();
         let revision = self.etcd.revision(self.keys.prefix()).await?;

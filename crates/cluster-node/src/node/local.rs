@@ -75,6 +75,8 @@ impl LocalCollections {
         self.call_as(call, Method::POST, key, path, body).await
     }
 
+    /// Sends a request to the local collection of the shard `key`. `path` is the path below the
+    /// collection; below `images/` it is one of the rounds of a search for images.
     async fn call_as(
         &self,
         call: ShardCall,

@@ -82,6 +82,11 @@ fn check_value(dtype: DType, value: f64) -> std::result::Result<(), String> {
     if is_possible { Ok(()) } else { Err(format!("value {value} is not possible for {dtype}")) }
 }
 
+/// Plans the input `name` as the mask of the padded input `source`.
+///
+/// # Errors
+/// `InvalidArgument` for an input that the model does not have, and for one whose rank or type
+/// permits no mask.
 pub(super) fn add_mask(
     inputs: &mut [InputPlan],
     signature: &Signature,
@@ -114,6 +119,11 @@ pub(super) fn add_mask(
     Ok(())
 }
 
+/// Plans the input `name` as the lengths of the items of the padded input `source`.
+///
+/// # Errors
+/// `InvalidArgument` for an input that the model does not have, and for one whose shape or type
+/// permits no lengths.
 pub(super) fn add_length(
     inputs: &mut [InputPlan],
     signature: &Signature,

@@ -184,6 +184,7 @@ fn end_of(timeline: &RequestTimeline) -> Instant {
     timeline.at(Moment::Sent).unwrap_or(timeline.first_byte)
 }
 
+/// Records a slow request with its causes, unless its model has been removed.
 fn explain_one(log: &SlowLog, samples: &SampleRing, timeline: &RequestTimeline) {
     let Some(id) = timeline.version.clone() else { return };
     let models = log.models.load();
