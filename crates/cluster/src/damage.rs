@@ -90,6 +90,11 @@ impl DamagedCopyUse {
         DamagedCopyUse::Served { turns }
     }
 
+    /// Returns true if the copy is served although it is damaged.
+    pub fn is_served(self) -> bool {
+        matches!(self, DamagedCopyUse::Served { .. })
+    }
+
     /// Returns true if the shard is announced. `is_announced` is true if it is announced now.
     pub fn announces(self, is_announced: bool) -> bool {
         match self {

@@ -63,7 +63,7 @@ pub struct KnownOwnership<'a, L> {
     pub node: &'a str,
     /// Lease of the node.
     pub lease: L,
-    /// Number of its ownership of the shard, if it knows one.
+    /// Epoch in which it owns the shard, if it knows one.
     pub epoch: Option<Epoch>,
 }
 
@@ -72,10 +72,10 @@ pub struct KnownOwnership<'a, L> {
 pub enum OwnerReading {
     /// Another node owns the shard.
     Other,
-    /// This node owns the shard, with the number that it knows.
+    /// This node owns the shard, in the epoch that it knows.
     Own,
     /// This node acquired the shard by a request whose outcome it does not know. No writer has the
-    /// number, so the key is removed.
+    /// epoch, so the key is removed.
     Orphan,
     /// The key is of an earlier process of this name, and ends with its lease.
     Earlier,

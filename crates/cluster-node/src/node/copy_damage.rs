@@ -66,7 +66,7 @@ impl CopyDamage {
         }
         let before = mark.used;
         mark.used = before.next(view.own, view.holders);
-        let is_switched = mark.used.announces(false) != before.announces(false);
+        let is_switched = mark.used.is_served() != before.is_served();
         let decided = mark.decision.filter(|_| !is_switched).map_or(now, |times| times.decided);
         mark.decision = Some(DecisionTimes { decided, confirmed: view.requested_at });
         mark.used != before

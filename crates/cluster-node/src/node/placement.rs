@@ -140,7 +140,7 @@ impl HeldShards {
         let held = self.held.lock();
         let is_behind = |key: &ShardKey, shard: &HeldShard| {
             let state = &shard.holder.state;
-            let waits = state.damage.used().is_some_and(|used| !used.announces(false));
+            let waits = state.damage.used().is_some_and(|used| !used.is_served());
             (waits || !state.is_caught_up()) && self.wants(view, &shard.holder.record, key)
         };
         let behind = held.iter().filter(|shard| is_behind(shard.0, shard.1));

@@ -52,7 +52,7 @@ fn holders_that_are_damaged_together_are_not_withdrawn() {
     for (own, turns) in [("a", 0), ("b", 1), ("c", 2)] {
         let used = first(own, &all);
         assert_eq!(used, DamagedCopyUse::Served { turns });
-        assert!(used.announces(false));
+        assert!(used.is_served() && used.announces(false));
     }
     // The first one has left to read its log, which may take longer than a turn. Then it is whole.
     let leaves = [replaced("a"), damaged("b"), damaged("c")];
@@ -145,7 +145,7 @@ impl SimulatedHolder {
         }
         let before = self.used;
         self.used = before.next(self.name, view);
-        if self.used.announces(false) != before.announces(false) {
+        if self.used.is_served() != before.is_served() {
             self.decided_at = None;
         }
         let decided_at = *self.decided_at.get_or_insert(now);

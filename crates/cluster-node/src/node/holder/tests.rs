@@ -270,7 +270,7 @@ async fn the_only_holder_serves_its_damaged_copy() {
     node.decide(&[own], Instant::now());
     node.follower.attend_to_damage(&damaged);
     assert!(node.follower.replacement.is_empty(), "the delay is not over");
-    assert!(node.follower.state.damage.used().unwrap().announces(false));
+    assert!(node.follower.state.damage.used().unwrap().is_served());
 }
 
 #[tokio::test]

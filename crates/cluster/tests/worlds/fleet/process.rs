@@ -86,7 +86,7 @@ impl Damage {
 
     /// Takes a decision at `now` on a view that was requested at `asked`.
     pub(super) fn decide(&mut self, used: DamagedCopyUse, asked: u64, now: u64) {
-        let is_switched = used.announces(false) != self.used.announces(false);
+        let is_switched = used.is_served() != self.used.is_served();
         let decided = self.decision.filter(|_| !is_switched).map_or(now, |times| times.decided);
         self.decision = Some(SimulatedDecision { decided, confirmed: asked });
         self.used = used;
