@@ -325,7 +325,7 @@ impl FlatIndex {
     }
 
     /// Returns a bound of the errors of a prepared query's costs, which few of them exceed.
-    fn doubt(&self, query: &[f32]) -> f64 {
+    fn cost_error(&self, query: &[f32]) -> f64 {
         let squares = query.iter().map(|value| f64::from(*value) * f64::from(*value));
         let length = squares.sum::<f64>().sqrt();
         let square = f64::from(self.bounds.square);
@@ -349,9 +349,9 @@ impl FlatIndex {
     /// Returns the highest cost of a row that can be among the best `k` of query `at`. The codes
     /// give costs with errors. `None` if fewer rows are ranked.
     fn highest_cost(&self, at: usize, k: usize, work: &mut FlatScratch) -> Option<f64> {
-        let doubt = self.doubt(&work.queries[at * self.dims..(at + 1) * self.dims]);
+        let error = self.cost_error(&work.queries[at * self.dims..(at + 1) * self.dims]);
         let (needed, _) = work.tops[at].sorted().nth(k.saturating_sub(1))?;
-        Some(f64::from(needed) + 2.0 * doubt)
+        Some(f64::from(needed) + 2.0 * error)
     }
 
     /// Returns true if query `at` has a row among its best `k` that is not among its `kept` ranked

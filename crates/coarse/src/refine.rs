@@ -49,7 +49,7 @@ pub(crate) struct ByteQuery {
     dot: bool,
     /// Bound of the quantisation error: the maximum length of the difference to a vector, or with
     /// `dot` the maximum product with it.
-    doubt: f32,
+    error_bound: f32,
     /// Bound of the error of a length, or of a product with `dot`, which few rows exceed.
     spread: f32,
 }
@@ -59,22 +59,22 @@ impl ByteQuery {
     /// vector differs from its byte's value by at most half a step and a rounding error.
     pub(crate) fn bounds(&self, cost: f32) -> (f32, f32) {
         if self.dot {
-            return (cost - self.doubt, cost + self.doubt);
+            return (cost - self.error_bound, cost + self.error_bound);
         }
         let length = cost.max(0.0).sqrt();
-        let least = (length * (1.0 - ROUNDING) - self.doubt).max(0.0);
-        let most = length * (1.0 + ROUNDING) + self.doubt;
+        let least = (length * (1.0 - ROUNDING) - self.error_bound).max(0.0);
+        let most = length * (1.0 + ROUNDING) + self.error_bound;
         (least * least * (1.0 - ROUNDING), most * most * (1.0 + ROUNDING))
     }
 
     /// Returns the highest byte cost of a row that can be nearer than one with the byte cost
     /// `lower`. With `always`, no row exceeds the bounds; otherwise few rows do.
     pub(crate) fn highest_nearer(&self, lower: f32, always: bool) -> f32 {
-        let doubt = if always { self.doubt } else { self.spread };
+        let error_bound = if always { self.error_bound } else { self.spread };
         if self.dot {
-            return lower + 2.0 * doubt;
+            return lower + 2.0 * error_bound;
         }
-        let length = lower.max(0.0).sqrt() * (1.0 + ROUNDING) + 2.0 * doubt;
+        let length = lower.max(0.0).sqrt() * (1.0 + ROUNDING) + 2.0 * error_bound;
         let length = length / (1.0 - ROUNDING);
         length * length
     }
@@ -200,7 +200,7 @@ impl ByteVectors {
             let most =
                 self.low.iter().zip(&self.step).map(|(low, step)| largest_value(*low, *step));
             let parts = query.iter().zip(&self.step).zip(most);
-            prepared.doubt = parts
+            prepared.error_bound = parts
                 .map(|((value, step), most)| value.abs() * (half * step + ROUNDING * most))
                 .sum();
             let products = query.iter().zip(&self.step).map(|(value, step)| half * value * step);
@@ -209,11 +209,11 @@ impl ByteVectors {
                 self.low.iter().zip(&self.step).map(|(low, step)| largest_value(*low, *step));
             let sums = query.iter().zip(largest).map(|(value, largest)| value.abs() * largest);
             let rounding = ROUNDING * sums.sum::<f32>();
-            prepared.spread = prepared.doubt.min(ERRORS * error + rounding);
+            prepared.spread = prepared.error_bound.min(ERRORS * error + rounding);
             prepared.offset = -float::dot(query, &self.low);
             prepared.values.extend(query.iter().zip(&self.step).map(|(value, step)| -value * step));
         } else {
-            prepared.doubt = self.distance_error;
+            prepared.error_bound = self.distance_error;
             prepared.spread = self.part_error;
             prepared.values.extend(query.iter().zip(&self.low).map(|(value, low)| value - low));
         }
