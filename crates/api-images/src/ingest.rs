@@ -263,7 +263,7 @@ impl IngestBatch<'_> {
         let mut outcomes = Vec::new();
         let mut kept = Vec::new();
         for ((at, item, features), embedding) in ready.into_iter().zip(embeddings) {
-            match self.keep(item, features, embedding, &target) {
+            match self.write_original(item, features, embedding, &target) {
                 Ok(image) => kept.push((at, image)),
                 Err(error) => outcomes.push((at, Err(features::of_image(error, &item.name)))),
             }
@@ -293,7 +293,7 @@ impl IngestBatch<'_> {
     }
 
     /// Writes the original of an image, if its embedding fits the collection.
-    fn keep(
+    fn write_original(
         &self,
         item: &IngestImage,
         features: Features,

@@ -44,9 +44,15 @@ struct ListedObjects {
     report: VerifyReport,
     /// Backups whose lists were read.
     read: Vec<BackupId>,
-    /// Objects by name and checksum, each with its backups. An object may have different checksums
-    /// in different lists, and then one of them is wrong.
-    files: BTreeMap<(String, String), (BackupFile, Vec<BackupId>)>,
+    /// Objects by name and checksum. An object may have different checksums in different lists, and
+    /// then one of them is wrong.
+    files: BTreeMap<(String, String), ListedObject>,
+}
+
+/// An object, and the backups whose lists name it.
+struct ListedObject {
+    file: BackupFile,
+    backups: Vec<BackupId>,
 }
 
 impl ListedObjects {
@@ -60,7 +66,9 @@ impl ListedObjects {
                 self.read.push(id.clone());
                 for file in list.files {
                     let key = (file.object.clone(), file.blake3.clone());
-                    self.files.entry(key).or_insert((file, Vec::new())).1.push(id.clone());
+                    let listed = self.files.entry(key);
+                    let listed = listed.or_insert(ListedObject { file, backups: Vec::new() });
+                    listed.backups.push(id.clone());
                 }
             }
             Err(error) if error.kind() == ErrorKind::DataLoss => {
@@ -88,9 +96,9 @@ impl ListedObjects {
         backup: Option<&BackupId>,
     ) -> Result<VerifyReport> {
         let ListedObjects { mut report, mut read, files } = self;
-        context.progress.set_total(files.values().map(|(file, _)| file.bytes).sum());
+        context.progress.set_total(files.values().map(|listed| listed.file.bytes).sum());
         let mut damage = Vec::new();
-        for (file, backups) in files.into_values() {
+        for ListedObject { file, backups } in files.into_values() {
             report.objects += 1;
             report.bytes += file.bytes;
             match context.download(collection, &file, |_| Ok(())).await {
