@@ -7,7 +7,7 @@ use base::units::GIB;
 /// Audio: limits and directories.
 #[derive(Clone, Debug)]
 pub struct AudioConfig {
-    /// Most recordings that are processed at the same time. A further one is refused.
+    /// Maximum recordings that are processed at the same time. A further one is refused.
     pub recordings_max: usize,
     /// Largest recording in bytes.
     pub bytes_max: u64,

@@ -1,6 +1,6 @@
 //! The most likely correction of a mistyped word.
 
-/// Most characters of a word that is compared; longer words have no nearest candidate.
+/// Maximum characters of a word that is compared; longer words have no nearest candidate.
 const WORD_CHARS_MAX: usize = 64;
 /// Number of characters of a word for each allowed edit.
 const CHARS_PER_EDIT: usize = 3;

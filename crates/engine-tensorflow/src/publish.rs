@@ -245,7 +245,8 @@ fn fed<'a>(meta: &'a MetaGraphDef, read: &'a ReadSignatures) -> impl Iterator<It
     assets.map(|info| operation_of(&info.name)).chain(inputs.map(|name| operation_of(name)))
 }
 
-/// Returns the graph file of a version.
+/// Returns the graph file of a version. `keeps_saver` is true if a part of the state is restored
+/// from the checkpoint. Assets stay if the graph has their tensors, as `has` says.
 fn graph_file(
     meta: MetaGraphDef,
     graph_def: Vec<u8>,

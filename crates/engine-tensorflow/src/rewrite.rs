@@ -213,7 +213,8 @@ fn large(tensor: &Tensor) -> Option<GraphConstant> {
     whole.then(|| GraphConstant { name: String::new(), dtype, dims, bytes })
 }
 
-/// Returns the nodes that take a value of each operation or wait for it.
+/// Returns the positions of the nodes that have each operation as an input. They take its value or
+/// wait for it. Only nodes that `reached` marks count.
 fn followers<'a>(graph: &'a DecodedGraph, reached: &[bool]) -> HashMap<&'a str, Vec<usize>> {
     let mut followers: HashMap<&str, Vec<usize>> = HashMap::new();
     for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| reached[*at]) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::{Error, Result};
 use serde::Deserialize;
 
-/// Most labels of a model.
+/// Maximum labels of a model.
 pub const LABELS_MAX: usize = 1 << 20;
 
 /// The three sections. The features of examples are read into the inputs of the same names.

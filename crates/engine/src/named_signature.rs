@@ -11,7 +11,7 @@ use crate::Session;
 /// a model without named signatures. TensorFlow Serving's default.
 pub const DEFAULT_SIGNATURE: &str = "serving_default";
 
-/// Most names of signatures in a message.
+/// Maximum names of signatures in a message.
 const NAMES_SHOWN_MAX: usize = 16;
 
 /// One signature of a model with several.

@@ -477,7 +477,8 @@ fn any_value(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool)
     value.get(name).is_some_and(|found| any_value_of(found, brackets, rest, accepts))
 }
 
-/// Continues in the value of a step's name.
+/// Returns true if `accepts` does for a value under `found`, which is the value of a step's name.
+/// `brackets` are the brackets after this name, and `rest` is the path after this step.
 fn any_value_of(
     found: &Value,
     brackets: Brackets<'_>,
@@ -509,7 +510,8 @@ fn any_found(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool)
     value.get(name).is_some_and(|found| any_found_in(found, brackets, rest, accepts))
 }
 
-/// Continues in the value of a step's name.
+/// Returns true if `accepts` does for a value or a null under `found`, as in [`any_found`].
+/// `found`, `brackets` and `rest` are those of [`any_value_of`].
 fn any_found_in(
     found: &Value,
     brackets: Brackets<'_>,

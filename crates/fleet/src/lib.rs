@@ -52,7 +52,7 @@ use decide::{FIRST_WAIT_REASON, TurnRules};
 use keys::FleetKeys;
 use worker::FleetWorker;
 
-/// Most slots of a model.
+/// Maximum slots of a model.
 pub const SLOTS_MAX: u32 = 1024;
 
 /// A process of a fleet, as its configuration has it.

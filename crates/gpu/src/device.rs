@@ -57,9 +57,9 @@ pub struct Gpu {
     ranks: Vec<((Coding, usize), CudaFunction)>,
     pub(crate) merge: CudaFunction,
     pub(crate) processors: usize,
-    /// Bytes of rows on the device.
+    /// Budget of the device memory for rows.
     pub(crate) device_budget: Arc<RowBudget>,
-    /// Bytes of rows in pinned memory.
+    /// Budget of the pinned host memory for rows.
     pub(crate) pinned_budget: Arc<RowBudget>,
     /// Number of queries that ran in a search of another thread.
     pub(crate) joined: AtomicU64,

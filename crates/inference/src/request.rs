@@ -7,7 +7,7 @@ use base::{Data, Dim, Error, ErrorKind, NamedTensor, VersionId};
 use engine::Servable;
 use lifecycle::RolloutPart;
 
-/// Most inputs that a message about batch sizes lists.
+/// Maximum inputs that a message about batch sizes lists.
 const SIZES_SHOWN_MAX: usize = 8;
 
 /// A decoded request.

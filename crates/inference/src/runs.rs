@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Most batch sizes with a count of their own. Clients choose the sizes of requests that are not
+/// Maximum batch sizes with a count of their own. Clients choose the sizes of requests that are not
 /// merged, so the number needs a limit. Runs of further sizes count only in the total.
 const SIZES_MAX: usize = 512;
 
@@ -15,7 +15,7 @@ pub(crate) struct AnsweredRequest {
     pub(crate) items: usize,
     /// Number of items of the run that answered it, or of the largest run if it was split.
     pub(crate) batch: usize,
-    /// Most items of a run. Requests with more are split.
+    /// Maximum items of a run. Requests with more are split.
     pub(crate) batch_max: usize,
     /// Time of the run.
     pub(crate) compute: Duration,

@@ -23,7 +23,7 @@ use crate::request::{InferenceRequest, tensor_bytes};
 
 /// Maximum number of copies that wait, those of the next run included.
 const COPIES_MAX: usize = 32;
-/// Most bytes of tensors in copies that wait.
+/// Maximum bytes of tensors in copies that wait.
 const COPIES_BYTES_MAX: u64 = 64 << 20;
 
 /// A copy of a request whose answer is not known yet.

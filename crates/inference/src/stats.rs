@@ -13,8 +13,8 @@ use crate::traffic::{TrafficReading, VersionTraffic};
 
 /// Length of the window for percentiles, in seconds.
 const WINDOW_SECONDS: usize = 10;
-/// Most removed versions whose last requests wait for the reader of the traffic. If there are more,
-/// the oldest is dropped.
+/// Maximum removed versions whose last requests wait for the reader of the traffic. If there are
+/// more, the oldest is dropped.
 const ENDED_MAX: usize = 1024;
 
 /// A count of events and their total time.

@@ -4,8 +4,8 @@ use std::io::{Error, ErrorKind, Read, Result, Write};
 
 use bytes::Bytes;
 
-/// Most bytes of a frame, which bounds the inputs and the outputs of a run. Protocol buffers have
-/// the same limit.
+/// Maximum bytes of a frame, which bounds the inputs and the outputs of a run. Protocol buffers
+/// have the same limit.
 pub(crate) const FRAME_BYTES_MAX: u64 = (2 << 30) - 1;
 /// Bytes that are allocated for a frame before they have arrived.
 const RESERVED_BYTES_MAX: u64 = 64 << 20;

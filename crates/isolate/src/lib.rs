@@ -45,9 +45,9 @@ pub use worker::run_worker;
 
 use self::spare::SpareTable;
 
-/// Most concurrent runs of one worker process.
+/// Maximum concurrent runs of one worker process.
 pub const RUNS_MAX: usize = 64;
-/// Most loads that wait for the thread which starts their supervisors.
+/// Maximum loads that wait for the thread which starts their supervisors.
 const STARTS_MAX: usize = 64;
 
 /// The program that runs worker processes, and its limits.

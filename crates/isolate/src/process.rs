@@ -28,7 +28,7 @@ use crate::{Isolation, RUNS_MAX, frame};
 const LOAD_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Time between two checks of a load's stop flag.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Most bytes kept of one line of the process's standard error.
+/// Maximum bytes kept of one line of the process's standard error.
 const LINE_BYTES_MAX: usize = 2048;
 /// Longest wait for the rest of that output. A process left behind may hold it open.
 const OUTPUT_WAIT_MAX: Duration = Duration::from_secs(2);

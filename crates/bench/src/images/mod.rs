@@ -112,7 +112,10 @@ struct QueryPlan {
 }
 
 impl QueryPlan {
-    /// Spreads both over all `photos`.
+    /// Chooses the photographs of each kind, evenly spread over all `photos`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there are too few photographs; the error of [`Attack::chosen`].
     fn new(args: &BenchImagesArgs, photos: usize) -> Result<QueryPlan> {
         let usual =
             |of: usize, share: usize| if args.dir.is_some() { of } else { (photos / share).max(1) };

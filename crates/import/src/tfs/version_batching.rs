@@ -20,7 +20,7 @@ const BATCHING_FILE: &str = "batching_params.pbtxt";
 pub struct VersionBatching {
     /// Number of inference threads.
     pub threads: usize,
-    /// Most concurrent runs, from the file for all models.
+    /// Maximum concurrent runs, from the file for all models.
     pub runs: Option<usize>,
 }
 

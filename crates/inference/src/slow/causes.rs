@@ -13,7 +13,7 @@ use super::evidence::{CORES_MIN, SampleSums};
 use super::phases::{Phase, PhaseTimes, ms};
 use super::typical::Typical;
 
-/// Most causes that are reported of one request.
+/// Maximum causes that are reported of one request.
 const CAUSES_SHOWN_MAX: usize = 5;
 /// Minimum share of the excess for a cause after the first.
 const SHARE_MIN: f64 = 0.02;

@@ -9,7 +9,7 @@ use super::phases::ms;
 
 /// Use in cores above which other processes, or loads, can slow requests down.
 pub(crate) const CORES_MIN: f64 = 0.2;
-/// Most samples that are kept: one minute.
+/// Maximum samples that are kept: one minute.
 const SAMPLES_MAX: usize = 600;
 
 /// Use of the machine since the sample before.

@@ -24,9 +24,9 @@ const SAMPLE_TIME: Duration = Duration::from_millis(100);
 const LIMIT_EVERY: u32 = 10;
 /// Number of samples between two rotations of the windows.
 const ROTATE_EVERY: u32 = (SLOT_TIME.as_millis() / SAMPLE_TIME.as_millis()) as u32;
-/// Most slow requests that wait for the thread. Further ones count as "unknown".
+/// Maximum slow requests that wait for the thread. Further ones count as "unknown".
 const WAITING_MAX: usize = 256;
-/// Most models whose typical times are kept. Idle ones are dropped before another is added.
+/// Maximum models whose typical times are kept. Idle ones are dropped before another is added.
 const MODELS_MAX: usize = 4096;
 
 type Models = HashMap<Arc<str>, Arc<ModelTypical>>;

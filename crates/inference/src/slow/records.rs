@@ -8,11 +8,11 @@ use base::VersionId;
 
 use super::causes::SlowCause;
 
-/// Most slow requests that are kept of all models together.
+/// Maximum slow requests that are kept of all models together.
 const RECORDS_MAX: usize = 256;
 /// Maximum slow requests of each model that are kept even if slow requests of other models follow.
 const MODEL_RECORDS_MAX: usize = 8;
-/// Most models with records of their own.
+/// Maximum models with records of their own.
 const MODELS_MAX: usize = 1024;
 
 /// A slow request and its causes.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 /// Longest wait for a call: the mount may be made because of it.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Most directories that do not answer and have a thread each.
+/// Maximum directories that do not answer and have a thread each.
 const SILENT_MAX: usize = 32;
 
 /// Directory with a call that did not end in time, and the receiver of its result.
