@@ -308,7 +308,7 @@ fn allocated_parameters(suite: &ConformanceSuite<'_>) {
     let rows = got[0].tensor.to_vec::<f32>().expect("singles");
     assert_eq!([rows[0], rows[16], rows[47]], [0.0, 1_000_000.0, 3.0]);
     drop(session);
-    assert_eq!(suite.pool.stats().used, 0, "a dropped session lets go of its memory");
+    assert_eq!(suite.pool.stats().used, 0, "a dropped session frees its memory");
 }
 
 fn bound_parameters(suite: &ConformanceSuite<'_>) {
@@ -328,8 +328,8 @@ fn bound_parameters(suite: &ConformanceSuite<'_>) {
     );
     assert!(Arc::strong_count(&half.region) > 1, "a session holds what it uses");
     drop(session);
-    assert_eq!(Arc::strong_count(&half.region), 1, "a dropped session lets go of its regions");
-    assert_eq!(Arc::strong_count(&two.region), 1, "a dropped session lets go of its regions");
+    assert_eq!(Arc::strong_count(&half.region), 1, "a dropped session frees its regions");
+    assert_eq!(Arc::strong_count(&two.region), 1, "a dropped session frees its regions");
     let outside = BoundTensor { offset: 8, ..half };
     assert_fault_of_model(
         &suite.try_load("half_plus_two", vec![outside, two]).err().expect("outside its region"),
@@ -384,7 +384,7 @@ fn missing_parameter(suite: &ConformanceSuite<'_>) {
     refused(&[&half, &BoundTensor { dtype: DType::U8, bytes: 1, ..two.clone() }]);
     refused(&[&half, &BoundTensor { dims: vec![1, 1], ..two.clone() }]);
     refused(&[&half, &BoundTensor { offset: 8, ..two.clone() }]);
-    assert_eq!(Arc::strong_count(&half.region), 1, "a failed load lets go of its regions");
+    assert_eq!(Arc::strong_count(&half.region), 1, "a failed load frees its regions");
 }
 
 fn damaged_graphs(suite: &ConformanceSuite<'_>) {
