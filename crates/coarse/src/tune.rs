@@ -251,6 +251,42 @@ pub(super) fn measure(
     Ok(Some(Recall { points }))
 }
 
+/// Exact comparison of rows with all queries.
+struct ExactSearch {
+    /// Queries relative to `origin`.
+    queries: Panels,
+    origin: Vec<f32>,
+    dims: usize,
+    metric: Metric,
+}
+
+impl ExactSearch {
+    /// Offers `vectors`, which are the rows `rows` of the index, to the list of each query.
+    fn add(&self, vectors: &[f32], rows: &[u32], tops: &mut [TopK]) {
+        let count = tops.len();
+        let mut products = vec![0.0; TRUTH_ROWS * count];
+        let mut relative = Vec::with_capacity(TRUTH_ROWS * self.dims);
+        let blocks = vectors.chunks(TRUTH_ROWS * self.dims).zip(rows.chunks(TRUTH_ROWS));
+        for (points, rows) in blocks {
+            let products = &mut products[..rows.len() * count];
+            relative.clear();
+            subtract(points, &self.origin, &mut relative);
+            self.queries.products(&relative, products);
+            let compared =
+                relative.chunks_exact(self.dims).zip(products.chunks_exact(count)).zip(rows);
+            for ((point, products), row) in compared {
+                let square = match self.metric {
+                    Metric::L2 => 0.5 * float::dot(point, point),
+                    // Of unit length, or zero with the cosine 0.
+                    Metric::Cosine | Metric::Dot => 0.0,
+                };
+                let products = tops.iter_mut().zip(products);
+                products.for_each(|(top, product)| top.push(square - product, *row));
+            }
+        }
+    }
+}
+
 /// Returns the exact nearest rows of each query, in the index's order, without the query's own row.
 pub(super) fn nearest_rows(
     queries: &[f32],
@@ -267,7 +303,8 @@ pub(super) fn nearest_rows(
     };
     let mut relative = Vec::with_capacity(queries.len());
     subtract(queries, &origin, &mut relative);
-    let panels = Panels::new(&relative, dims);
+    let search =
+        ExactSearch { queries: Panels::new(&relative, dims), origin, dims, metric: build.metric };
     // Row of the index for each row of the source.
     let mut places = vec![0_u32; order.len()];
     (0..).zip(order).for_each(|(place, row)| places[*row as usize] = place);
@@ -282,28 +319,7 @@ pub(super) fn nearest_rows(
         first += rows;
         let piece = rows.div_ceil(build.threads.count);
         let pieces = vectors.chunks(piece * dims).zip(places.chunks(piece)).zip(&mut tops);
-        build.threads.share(pieces, |((vectors, places), tops)| {
-            let mut products = vec![0.0; TRUTH_ROWS * count];
-            let mut relative = Vec::with_capacity(TRUTH_ROWS * dims);
-            let blocks = vectors.chunks(TRUTH_ROWS * dims).zip(places.chunks(TRUTH_ROWS));
-            for (points, places) in blocks {
-                let products = &mut products[..places.len() * count];
-                relative.clear();
-                subtract(points, &origin, &mut relative);
-                panels.products(&relative, products);
-                let rows =
-                    relative.chunks_exact(dims).zip(products.chunks_exact(count)).zip(places);
-                for ((point, products), row) in rows {
-                    let square = match build.metric {
-                        Metric::L2 => 0.5 * float::dot(point, point),
-                        // Of unit length, or zero with the cosine 0.
-                        Metric::Cosine | Metric::Dot => 0.0,
-                    };
-                    let products = tops.iter_mut().zip(products);
-                    products.for_each(|(top, product)| top.push(square - product, *row));
-                }
-            }
-        })
+        build.threads.share(pieces, |((vectors, places), tops)| search.add(vectors, places, tops))
     })?;
     let mut found = lists();
     for tops in tops {
