@@ -52,6 +52,11 @@ impl ReadAhead {
     }
 }
 
+/// Reads `count` entries from `from` on at once. Returns the entries before the first one that is
+/// absent or cannot be read.
+///
+/// # Errors
+/// The error of the first entry, which the next call would meet again.
 async fn read_run(log: &ShardLog, from: EntryNumber, count: usize) -> Result<Vec<LogEntry<Batch>>> {
     let mut reads = JoinSet::new();
     for at in 0..count {
