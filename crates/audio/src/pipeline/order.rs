@@ -43,7 +43,7 @@ impl PartialEq for OrderedEvent {
 
 impl Eq for OrderedEvent {}
 
-/// Numbers of labels and faults of a recording. The faults include those that are not listed.
+/// Numbers of labels and faults of a recording. Faults that are not listed count too.
 pub(super) struct EventTotals {
     pub(super) labels: u64,
     pub(super) faults: u64,
