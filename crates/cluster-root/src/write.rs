@@ -348,7 +348,7 @@ pub(super) async fn run_all(
     failure.map_or(Ok(entry), Err)
 }
 
-/// Source of the error of a write that is in no entry and never will be.
+/// Reason why a write is in no entry of the log and never will be. It is the source of the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NotWritten {
     /// The holders of the shard have full disks, or no owner took the write in time.

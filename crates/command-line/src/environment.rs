@@ -188,11 +188,11 @@ impl Variable {
         std::env::var(self.name).ok().filter(|value| !value.is_empty())
     }
 
-    /// Returns its value as text; `None` if it is unset or empty.
+    /// Returns the key that the variable holds, or `None` if it is unset or empty.
     ///
     /// # Errors
-    /// Returns a usage error if the value is not UTF-8. A server with such a key must not run
-    /// without one.
+    /// Returns a usage error if the value is not UTF-8. Otherwise a server whose key is mistyped
+    /// would run without a key.
     pub fn secret(&self) -> CommandResult<Option<String>> {
         match std::env::var(self.name) {
             Err(VarError::NotUnicode(_)) => Err(CommandError::usage(format!(

@@ -168,14 +168,16 @@ impl ShadowState {
         }
     }
 
-    /// Runs copies, together if they can be joined. Returns true if the candidate answers like the
-    /// stable version only if they run one by one.
+    /// Runs copies, together if they can be joined. A copy runs again alone if its joined answer
+    /// differs or the joined run fails. Returns true if copies ran again after a joined run, and
+    /// all of them then answered like the stable version.
     fn run(&self, group: &[ShadowJob]) -> bool {
         let inputs: Vec<Result<Vec<NamedTensor>>> = group.iter().map(ShadowJob::inputs).collect();
         let joined = run_joined(group, &inputs);
         let was_joined = joined.is_some();
         let mut answers = joined.and_then(Result::ok).unwrap_or_default().into_iter();
-        let (mut again, mut same_again) = (0, 0);
+        let mut alone = 0;
+        let mut same_alone = 0;
         for (job, inputs) in group.iter().zip(inputs) {
             let measures = &job.request.measures;
             let outcome = match answers.next() {
@@ -186,15 +188,15 @@ impl ShadowState {
                 // A difference counts only if the copy ran alone.
                 _ => {
                     let outcome = job.run_alone(inputs);
-                    again += 1;
-                    same_again += usize::from(outcome == "same");
+                    alone += 1;
+                    same_alone += usize::from(outcome == "same");
                     outcome
                 }
             };
             self.bytes.fetch_sub(job.bytes, Ordering::Relaxed);
             self.count(&job.request.candidate, outcome);
         }
-        was_joined && again > 0 && same_again == again
+        was_joined && alone > 0 && same_alone == alone
     }
 
     fn dropped(&self, job: &ShadowJob) {

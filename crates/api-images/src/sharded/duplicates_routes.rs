@@ -138,7 +138,7 @@ impl CallerWatch {
     }
 }
 
-/// Caller of a step. Sets the flag when dropped.
+/// Caller of a step. Dropping it tells [`CallerWatch`] that the caller has disconnected.
 struct StepCaller(Arc<AtomicBool>);
 
 impl Drop for StepCaller {

@@ -23,8 +23,8 @@ pub(super) struct DotScale {
 }
 
 impl DotScale {
-    /// Measures an index: the mean of its rows, and the rotated centres relative to it. `starts`
-    /// has the first row of each centre, and the number of rows.
+    /// Measures an index. `mean` is the mean of its rows. `centres` are rotated, and relative to
+    /// `mean`. `starts` has the first row of each centre, and at its end the number of rows.
     pub(super) fn new(
         mean: &[f32],
         rotation: &Rotation,
