@@ -57,7 +57,7 @@ impl HeldFiles {
         Some(CountedBytes { all: self.held.clone(), bytes })
     }
 
-    /// Returns the bytes of all files.
+    /// Returns the number of bytes of all files.
     pub(crate) fn bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }

@@ -114,7 +114,7 @@ impl ImagesState {
         self.ingest.waiting() + self.services.background.waiting()
     }
 
-    /// Returns the bytes of the files that bulk work holds in memory. For tests.
+    /// Returns the number of bytes of the files that bulk work holds in memory. For tests.
     #[doc(hidden)]
     pub fn bulk_bytes(&self) -> u64 {
         self.bulk.files().bytes()

@@ -122,7 +122,7 @@ fn members_bytes(members: &Map<String, Value>) -> usize {
     nodes * NODE_BYTES + parts.sum::<usize>()
 }
 
-/// Returns the bytes of a value besides the value itself.
+/// Returns the number of bytes of a value besides the value itself.
 fn value_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),

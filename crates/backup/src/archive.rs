@@ -25,7 +25,7 @@ const END_BLOCKS: u64 = 2;
 /// Names in the first entries of Qdrant's own snapshots.
 const QDRANT_NAMES: [&str; 4] = ["config.json", "version.info", "shard_", "payload_index"];
 
-/// Returns the bytes of the archive of a backup.
+/// Returns the number of bytes of the archive of a backup.
 ///
 /// # Errors
 /// As [`BackupList::encode`].

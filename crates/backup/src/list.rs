@@ -168,7 +168,7 @@ struct ListHead {
 }
 
 impl BackupList {
-    /// Returns the bytes of all files.
+    /// Returns the number of bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }

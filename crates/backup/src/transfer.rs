@@ -35,17 +35,17 @@ pub struct BackupProgress {
 }
 
 impl BackupProgress {
-    /// Returns the bytes of all files of the work; 0 before they are known.
+    /// Returns the number of bytes of all files of the work; 0 before they are known.
     pub fn bytes_total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of complete files, including files that the store had already.
+    /// Returns the number of bytes of complete files, including files that the store had already.
     pub fn bytes_done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes sent to the store or received from it.
+    /// Returns the number of bytes sent to the store or received from it.
     pub fn bytes_moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }

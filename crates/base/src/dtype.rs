@@ -96,8 +96,8 @@ impl DType {
         })
     }
 
-    /// Returns the bytes of `elements` elements, rounded up to a whole byte; `None` for strings, or
-    /// if the number does not fit a `usize`.
+    /// Returns the number of bytes of `elements` elements, rounded up to a whole byte; `None` for
+    /// strings, or if the number does not fit a `usize`.
     pub fn bytes_for(self, elements: usize) -> Option<usize> {
         let bits = self.bits()?;
         Some(elements.checked_mul(bits)?.div_ceil(8))

@@ -51,7 +51,7 @@ impl From<Vec<Bytes>> for Batch {
 }
 
 impl Batch {
-    /// Returns the bytes that the operations take in an entry.
+    /// Returns the number of bytes that the operations take in an entry.
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|operation| LENGTH_BYTES + operation.len()).sum()
     }

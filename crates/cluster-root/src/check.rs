@@ -135,7 +135,7 @@ fn payload_size(payload: &Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the bytes of a payload as it is stored.
+/// Returns the number of bytes of a payload as it is stored.
 ///
 /// # Errors
 /// `Internal` if it cannot be written.

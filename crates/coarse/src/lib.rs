@@ -283,7 +283,7 @@ pub trait Coarse: Send + Sync {
     /// Returns the measure of similarity.
     fn metric(&self) -> Metric;
 
-    /// Returns the bytes of memory.
+    /// Returns the memory in use, in bytes.
     fn memory_bytes(&self) -> u64;
 
     /// Writes the best allowed rows to `out` (cleared first), best first, equal scores by

@@ -59,7 +59,7 @@ impl PqShape {
         self.parts() * self.part_dims * VALUES
     }
 
-    /// Returns the bytes of a block of 32 rows.
+    /// Returns the number of bytes of a block of 32 rows.
     pub(crate) fn block_bytes(&self) -> usize {
         block_bytes(self.parts())
     }

@@ -53,7 +53,7 @@ const ROUNDING: f32 = 1e-5;
 /// measured.
 const ROWS_ONE_BY_ONE: usize = 2;
 
-/// Returns the bytes of one row's codes and factors.
+/// Returns the number of bytes of one row's codes and factors.
 pub(super) fn row_bytes(dims: usize) -> usize {
     let padded = rotation::padded(dims);
     padded.div_ceil(8) + padded.div_ceil(2) + 2 * std::mem::size_of::<[f32; 3]>()

@@ -301,9 +301,9 @@ impl RelativeVectors<'_> {
     }
 }
 
-/// Returns the bytes of memory that a build of `rows` rows needs in addition to the index. They are
-/// for a sample for training, centres in three layouts, chunks, and numbers of rows. The sample is
-/// freed before the index grows.
+/// Returns the number of bytes of memory that a build of `rows` rows needs in addition to the
+/// index. They are for a sample for training, centres in three layouts, chunks, and numbers of
+/// rows. The sample is freed before the index grows.
 pub fn build_bytes(rows: u64, dims: usize, index_bytes: u64) -> u64 {
     let row = dims as u64 * 4;
     let sample = (rows * row).min(SAMPLE_VALUES_MAX as u64 * 4);

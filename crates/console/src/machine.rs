@@ -212,8 +212,8 @@ fn connections(open: impl Fn(&'static str) -> i64) -> ConnectionCounts {
     }
 }
 
-/// Returns the bytes of all parameters. `versions` are those of each version. Versions share equal
-/// parameters, which are in the pool only once, so the sum can be larger than the pool.
+/// Returns the number of bytes of all parameters. `versions` are those of each version. Versions
+/// share equal parameters, which are in the pool only once, so the sum can be larger than the pool.
 fn parameter_bytes(in_pool: Option<u64>, versions: impl Iterator<Item = u64>) -> u64 {
     in_pool.unwrap_or_else(|| versions.sum())
 }

@@ -106,7 +106,7 @@ impl Ctr {
         4 * DIMENSION as u64
     }
 
-    /// Returns the bytes of all parameters.
+    /// Returns the number of bytes of all parameters.
     pub fn bytes(&self) -> u64 {
         self.rows.iter().sum::<u64>() * Ctr::row_bytes() + self.layers.bytes()
     }

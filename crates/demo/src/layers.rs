@@ -26,7 +26,7 @@ impl Layers {
         self.widths.windows(2).enumerate().map(|(layer, pair)| (layer, pair[0], pair[1]))
     }
 
-    /// Returns the bytes of all weights and biases.
+    /// Returns the number of bytes of all weights and biases.
     pub fn bytes(&self) -> u64 {
         self.pairs().map(|(_, rows, columns)| 4 * (rows * columns + columns) as u64).sum()
     }

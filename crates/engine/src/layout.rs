@@ -142,7 +142,7 @@ impl Artifact {
         self.manifest.weights.as_ref().map(|file| self.dir.join(&file.name))
     }
 
-    /// Returns the bytes of all parameters.
+    /// Returns the number of bytes of all parameters.
     pub fn parameter_bytes(&self) -> u64 {
         self.manifest.tensors.iter().map(|tensor| tensor.bytes).sum()
     }

@@ -22,12 +22,12 @@ impl RowBudget {
         Arc::new(RowBudget { bytes_max, used: AtomicU64::new(0) })
     }
 
-    /// Returns the bytes that rows take.
+    /// Returns the number of bytes that rows take.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that rows may still take.
+    /// Returns the number of bytes that rows may still take.
     pub(crate) fn left(&self) -> u64 {
         self.bytes_max.saturating_sub(self.used())
     }

@@ -149,12 +149,12 @@ impl Gpu {
         &self.name
     }
 
-    /// Returns the bytes of rows in the memory of the device.
+    /// Returns the number of bytes of rows in the memory of the device.
     pub fn device_bytes(&self) -> u64 {
         self.device_budget.used()
     }
 
-    /// Returns the bytes of rows in pinned host memory.
+    /// Returns the number of bytes of rows in pinned host memory.
     pub fn pinned_bytes(&self) -> u64 {
         self.pinned_budget.used()
     }
@@ -164,7 +164,7 @@ impl Gpu {
         self.joined.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that rows may still take on the device.
+    /// Returns the number of bytes that rows may still take on the device.
     ///
     /// # Errors
     /// `Internal` if the driver gives no answer; `Unavailable` after the device failed once.

@@ -44,13 +44,13 @@ impl Coding {
         (dims * width).div_ceil(PIECE_BYTES)
     }
 
-    /// Returns the bytes of codes of `rows` rows.
+    /// Returns the number of bytes of codes of `rows` rows.
     pub(crate) fn code_bytes(self, rows: usize, dims: usize) -> u64 {
         rows as u64 * (self.row_pieces(dims) * PIECE_BYTES) as u64
     }
 
-    /// Returns the bytes of device memory that `rows` rows need: codes, a scale each, and a squared
-    /// length each if `squares` is set.
+    /// Returns the number of bytes of device memory that `rows` rows need: codes, a scale each, and
+    /// a squared length each if `squares` is set.
     pub fn device_bytes(self, rows: usize, dims: usize, squares: bool) -> u64 {
         let beside = if squares { 8 } else { 4 };
         self.code_bytes(rows, dims) + beside * rows as u64

@@ -184,7 +184,7 @@ pub struct DecodingInput<'a> {
 }
 
 impl DecodingInput<'_> {
-    /// Returns the bytes of memory that the work needs.
+    /// Returns the number of bytes of memory that the work needs.
     ///
     /// # Errors
     /// Returns the errors of the header, with the image's name.
@@ -196,9 +196,9 @@ impl DecodingInput<'_> {
     }
 }
 
-/// Returns the bytes of memory that it takes to decode an image, to find its keypoints, and to make
-/// the `input` of a model. Reads only the header of the file. The input is made while `pixel_bytes`
-/// per pixel are held. For a template, returns the bytes to read it.
+/// Returns the number of bytes of memory that it takes to decode an image, to find its keypoints,
+/// and to make the `input` of a model. Reads only the header of the file. The input is made while
+/// `pixel_bytes` per pixel are held. For a template, returns the bytes to read it.
 fn memory(
     kind: ImageKind,
     bytes: &[u8],

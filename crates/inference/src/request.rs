@@ -35,7 +35,7 @@ pub struct InferenceResponse {
     pub outputs: Vec<NamedTensor>,
 }
 
-/// Returns the bytes that `tensors` take in memory.
+/// Returns the number of bytes that `tensors` take in memory.
 pub fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
     let bytes = |tensor: &NamedTensor| match tensor.tensor.data() {
         Data::Bytes(bytes) => bytes.len(),

@@ -117,7 +117,7 @@ impl SoakArgs {
         Ok(())
     }
 
-    /// Returns the bytes of the versions that the server converts and keeps at a time.
+    /// Returns the number of bytes of the versions that the server converts and keeps at a time.
     fn converted_bytes(&self) -> u64 {
         let versions =
             if self.convert { VERSIONS_CONVERTED * self.engines.len() as u64 } else { 0 };

@@ -269,7 +269,7 @@ fn reclaim(mapped: &Mapped, stop: &AtomicBool) {
     }
 }
 
-/// Returns the bytes of slots that the segments take, with room for their last pages.
+/// Returns the number of bytes of slots that the segments take, with room for their last pages.
 fn memory_for(data: &Path, segments: u32) -> Result<u64> {
     let bytes = |segment| {
         let path = data.join(super::subject::segment_name(segment));

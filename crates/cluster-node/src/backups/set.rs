@@ -88,7 +88,7 @@ impl BackupSet {
         BackupSet { version, id, record, changes, shards, originals }
     }
 
-    /// Returns the bytes of all snapshots, logs and original images.
+    /// Returns the number of bytes of all snapshots, logs and original images.
     pub fn bytes(&self) -> u64 {
         // A description may name any lengths.
         let log = |shard: &ShardBackup| {

@@ -64,7 +64,7 @@ impl DotScale {
         f64::from(if has_best { (square / product).max(1.0) } else { STRETCH_MAX })
     }
 
-    /// Returns the bytes of memory.
+    /// Returns the memory in use, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
         (self.mean.len() * 4) as u64
     }

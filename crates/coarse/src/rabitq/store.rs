@@ -167,7 +167,7 @@ fn finite(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
     }
 }
 
-/// Returns the bytes of memory without the codes.
+/// Returns the memory in use without that of the codes, in bytes.
 pub(super) fn other_bytes(index: &Rabitq) -> u64 {
     let floats = index.mean.len() + index.centres.len() + index.rotation.values();
     (floats * 4 + (index.starts.len() + index.block_starts.len()) * 4) as u64

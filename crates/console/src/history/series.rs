@@ -102,7 +102,7 @@ impl RecordSeries {
         self.index.is_empty() && self.open.is_idle()
     }
 
-    /// Returns the bytes of memory of the records.
+    /// Returns the number of bytes of memory of the records.
     pub(super) fn memory(&self) -> usize {
         self.bytes.capacity() + self.index.capacity() * size_of::<RecordPlace>()
     }
