@@ -61,6 +61,8 @@ pub fn route(
     found.map_err(|error| not_found(inference.catalog(), error, model, number, label))
 }
 
+/// Adds the request to an error in the words of TensorFlow Serving. A version that a newer one has
+/// replaced becomes `NotFound`.
 fn not_found(
     catalog: &Catalog,
     error: Error,

@@ -56,6 +56,10 @@ pub(super) async fn create(
     Ok(target)
 }
 
+/// Returns the record of a new collection of images with embeddings of `dims` values.
+///
+/// # Errors
+/// `InvalidArgument` for a name or a number of dimensions that no collection has.
 fn new_record(
     name: &str,
     settings: &ImageSettings,

@@ -66,6 +66,7 @@ pub(super) async fn of_nodes(context: RootContext, _: Bytes) -> Result<RootAnswe
     RootAnswer::of(&json!({ "nodes": described.collect::<BTreeMap<String, Value>>() }))
 }
 
+/// Returns the name of a node, and its work or the reason why it is not known.
 async fn of_node(
     client: HttpClient,
     node: NodeInfo,

@@ -148,6 +148,11 @@ impl OriginalCleanup {
         keys.iter().filter_map(|key| self.candidates.remove(key)).collect()
     }
 
+    /// Removes the originals that are due and still have no point in any shard. Returns their
+    /// number.
+    ///
+    /// # Errors
+    /// As [`abandoned_everywhere`]; the errors of the store of originals.
     async fn remove_confirmed(
         &mut self,
         state: &RootState,

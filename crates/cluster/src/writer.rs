@@ -382,6 +382,8 @@ impl<B: Clone> LogWriter<B> {
         }
     }
 
+    /// Continues after the read of the entry of the pending batch `at`. `entry` is `None` if there
+    /// is none yet.
     fn batch_found(
         &mut self,
         at: usize,

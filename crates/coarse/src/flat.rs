@@ -304,6 +304,8 @@ impl FlatIndex {
         })
     }
 
+    /// Ranks all allowed rows for the prepared queries, on the GPU if it can. Ranks rows one by one
+    /// if only few are allowed.
     fn rank_all(&self, kept: usize, allow: Option<&RowSet>, work: &mut FlatScratch) {
         let rows = self.squares.len();
         let few = allow.is_some_and(|allow| allow.count() as usize * ONE_BY_ONE < rows);

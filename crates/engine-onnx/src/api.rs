@@ -62,6 +62,7 @@ pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr, phase: CallPhase) -> Res
     }
 }
 
+/// Converts a status of the library to an error, and releases the status.
 #[cold]
 fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: CallPhase) -> Error {
     type Theirs = unsafe extern "system" fn(*const sys::OrtStatus) -> sys::OrtErrorCode;

@@ -86,6 +86,10 @@ pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &BorrowedRanges<'_>) 
     Tensor::from_bytes(dtype, shape, bytes)
 }
 
+/// Returns the element type and the shape of a tensor of the library.
+///
+/// # Errors
+/// `Internal` for a type that Millpond does not know, and for a negative size.
 fn describe(value: &Handle<sys::OrtValue>) -> Result<(DType, Shape)> {
     let mut info = null_mut();
     let mut element = 0i32;

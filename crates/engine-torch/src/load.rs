@@ -70,6 +70,11 @@ fn cuda(device: Device) -> i32 {
     }
 }
 
+/// Loads a compiled package.
+///
+/// # Errors
+/// `PermissionDenied` if the operator does not trust the model; the errors of the file and of
+/// LibTorch.
 fn package(
     library: &'static ShimLibrary,
     graph: &Path,

@@ -219,6 +219,7 @@ impl Session for FakeSession {
 }
 
 impl FakeSession {
+    /// Runs the graph as its lines say, after the gate of runs permits it.
     fn run_as(
         &self,
         signature: &Signature,

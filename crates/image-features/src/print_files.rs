@@ -242,6 +242,8 @@ pub fn is_of_one_print(error: &Error) -> bool {
 /// Reserves the memory of the file of a print.
 type ReserveFile<'a> = &'a mut dyn FnMut(Vec<u8>) -> Result<Bytes>;
 
+/// Splits a template with several finger views. The first view with minutiae keeps the whole file.
+/// Each other print becomes a file of its own, for which `reserved` reserves memory.
 fn of_template(file: &Bytes, reserved: ReserveFile<'_>) -> Result<FilePrints> {
     let views = template::views(file).unwrap_or_default();
     if views.len() < 2 {
@@ -266,6 +268,8 @@ fn of_template(file: &Bytes, reserved: ReserveFile<'_>) -> Result<FilePrints> {
     Ok(FilePrints { prints, person: Some(person_of(file)) })
 }
 
+/// Splits a NIST file with several images. The first image that can be decoded keeps the whole
+/// file. Each other print becomes a file of its own, for which `reserved` reserves memory.
 fn of_nist(file: &Bytes, reserved: ReserveFile<'_>) -> Result<FilePrints> {
     let images = vision::nist_images(file).unwrap_or_default();
     let first = images.iter().position(|image| image.check_compression().is_ok());

@@ -89,6 +89,10 @@ pub(super) fn lane_of(
     outputs.iter().filter(is_read).map(|output| lane_of_one(output, lane, lanes)).collect()
 }
 
+/// Returns the rows of one lane of an output. Row `r` belongs to the lane `r % lanes`.
+///
+/// # Errors
+/// `InvalidArgument` for strings, and if the number of rows is not a multiple of `lanes`.
 fn lane_of_one(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedTensor> {
     let shape = output.tensor.shape();
     let rows = shape.first().copied().filter(|rows| *rows > 0 && rows.is_multiple_of(lanes));

@@ -407,6 +407,8 @@ impl ModelRuns {
         Ok(())
     }
 
+    /// Adds the outcome of a run of `count` windows to the piece of `member`. Leaves out windows
+    /// that the piece has only as its lead-in.
     fn member_ended(
         &mut self,
         member: GroupMember,

@@ -234,6 +234,7 @@ impl ConversionReader<'_> {
         Ok(())
     }
 
+    /// Writes the pieces of the new graph in order.
     fn graph(&mut self, pieces: &[GraphPiece], out: &mut GraphWriter) -> Result<()> {
         for piece in pieces {
             let meter = &mut self.meter;

@@ -100,6 +100,11 @@ impl ExternalFiles {
         }
     }
 
+    /// Returns the real path of the file at `location`, and its length in bytes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a file outside of the permitted directories or not regular; I/O
+    /// errors.
     fn find(&self, location: &[u8]) -> Result<(PathBuf, u64)> {
         let relative = Path::new(OsStr::from_bytes(location));
         let plain = relative

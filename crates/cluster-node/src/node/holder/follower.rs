@@ -359,6 +359,8 @@ impl ShardFollower {
         }
     }
 
+    /// Records that the copy has all entries of the log, as the read of the end number `end_read`
+    /// shows. Reports a change of service if the copy was behind, damaged or stalled before.
     pub(super) fn reached_end(&self, end_read: u64, named: &NamedCollection) {
         self.state.end_reads_done.send_if_modified(|done| {
             let newer = *done < end_read;
