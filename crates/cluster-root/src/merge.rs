@@ -206,32 +206,38 @@ pub(super) struct MergedHits<'a> {
     pub(super) partial: bool,
 }
 
-/// Reads the points of all shards, in no order. Returns them, and true if points may be missing.
-///
-/// # Errors
-/// As [`read`].
-fn all_points(shards: ShardResults<'_>) -> Result<(Vec<KeyedPoint<'_>>, bool)> {
-    let mut partial = shards.incomplete;
-    let mut all = Vec::new();
-    for result in shards.results {
-        let (mut points, is_partial) = shard_points(result)?;
-        partial |= is_partial;
-        all.append(&mut points);
-    }
-    Ok((all, partial))
+/// Points of one shard, or of all shards in no order.
+struct KeyedPoints<'a> {
+    points: Vec<KeyedPoint<'a>>,
+    /// True if points may be missing.
+    partial: bool,
 }
 
-/// Reads the points of a shard. Returns them, and true if points may be missing.
+/// Reads the points of all shards.
 ///
 /// # Errors
 /// As [`read`].
-fn shard_points(result: &RawValue) -> Result<(Vec<KeyedPoint<'_>>, bool)> {
+fn all_points(shards: ShardResults<'_>) -> Result<KeyedPoints<'_>> {
+    let mut all = KeyedPoints { points: Vec::new(), partial: shards.incomplete };
+    for result in shards.results {
+        let KeyedPoints { mut points, partial } = shard_points(result)?;
+        all.partial |= partial;
+        all.points.append(&mut points);
+    }
+    Ok(all)
+}
+
+/// Reads the points of a shard.
+///
+/// # Errors
+/// As [`read`].
+fn shard_points(result: &RawValue) -> Result<KeyedPoints<'_>> {
     if let Some(points) = points_in_one_pass(result.get()) {
-        return Ok((points, false));
+        return Ok(KeyedPoints { points, partial: false });
     }
     let result: PointsText<'_> = read(result)?;
     let partial = result.partial;
-    Ok((result.into_keyed()?, partial))
+    Ok(KeyedPoints { points: result.into_keyed()?, partial })
 }
 
 /// Reads the points of a page that has no other member and no space between its points. Returns
@@ -295,7 +301,7 @@ pub(super) fn merged_hits<'a>(
     let mut partial = shards.incomplete;
     let mut all: Vec<PlacedHit<'a>> = Vec::new();
     for result in shards.results {
-        let (points, is_partial) = shard_points(result)?;
+        let KeyedPoints { points, partial: is_partial } = shard_points(result)?;
         partial |= is_partial;
         all.extend(placed(order, points));
     }
@@ -477,7 +483,7 @@ pub(super) fn ordered_scroll(
     descending: bool,
     limit: usize,
 ) -> Result<Vec<u8>> {
-    let (mut all, partial) = all_points(shards)?;
+    let KeyedPoints { points: mut all, partial } = all_points(shards)?;
     check_ordered_limit(limit, all.len())?;
     let order = HitOrder::Value { descending };
     all.sort_by(|one, other| order.compare(&one.key, &other.key));
