@@ -204,7 +204,8 @@ impl IvfPq {
         self.starts.len() - 1
     }
 
-    /// Writes the query as it is compared to the scratch.
+    /// Prepares the query for comparisons in `scratch`. Cosines need a query of the length 1, and
+    /// codes a query relative to the mean of the index.
     fn prepare(&self, query: &[f32], scratch: &mut CoarseScratch) {
         let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
         scratch.query.clear();
