@@ -92,6 +92,16 @@ def lines(path: pathlib.Path) -> pathlib.Path:
     )
 
 
+def pairs(path: pathlib.Path) -> pathlib.Path:
+    """Scores of all items of a run against each other. The shape names no symbol that says so."""
+    return save(
+        path,
+        [helper.make_node("Transpose", ["x"], ["columns"], perm=[1, 0]), helper.make_node("MatMul", ["x", "columns"], ["y"])],
+        [value("x", TensorProto.FLOAT, [None, 3])],
+        [value("y", TensorProto.FLOAT, [None, None])],
+    )
+
+
 def configure(root: pathlib.Path, model: str, settings: str) -> None:
     (root / model).mkdir(parents=True, exist_ok=True)
     (root / model / "millpond.toml").write_text(settings)
@@ -240,6 +250,19 @@ def test_an_unknown_priority_is_refused(scheduled):
         answer = requests.post(f"{server.url}/v2/models/ranker/infer", json=body, timeout=60)
         assert answer.status_code == 400
         assert "priority" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(("settings", "items"), [("allowed-batch-sizes = [4]", 2), ("", 8)])
+def test_scores_of_items_against_each_other_are_those_of_the_request(serve, tmp_path, settings, items):
+    """The answer has no column for an item that the server added, and no piece of the request is an answer."""
+    root = tmp_path / "root"
+    configure(root, "pairs", f'[schedule]\nmode = "async"\nmax-batch = 4\n{settings}\n')
+    source = pairs(tmp_path / "pairs.onnx")
+    publish(source, root / "pairs", 1)
+    server = serve(root)
+    x = {"x": np.arange(items * 3, dtype=np.float32).reshape(items, 3)}
+    for _ in range(2):
+        np.testing.assert_array_equal(ask(server, "http", "pairs", x).as_numpy("y"), Reference(source).run(x)["y"])
 
 
 # ---- limits

@@ -181,15 +181,21 @@ impl BatchPlan {
     /// `signature` is that of this plan. It then has an output with a dynamic axis behind axis 0
     /// whose size follows no rule. A shared input may be that size.
     pub fn has_open_outputs(&self, signature: &Signature) -> bool {
-        let has_rule = |spec: &TensorSpec, axis: usize| {
-            let mut cuts = self.cuts.iter().filter(|cut| *cut.name == *spec.name);
-            cuts.any(|cut| cut.axes.iter().any(|cut| cut.axis == axis))
-        };
-        let is_open = |spec: &TensorSpec| {
+        let has_open_axis = |spec: &TensorSpec| {
             let rank = spec.shape.as_ref().map_or(0, Vec::len);
-            (1..rank).any(|axis| free(spec, axis) && !has_rule(spec, axis))
+            (1..rank).any(|axis| self.is_open(spec, axis))
         };
-        self.batchable && (self.pads() || !self.shares()) && signature.outputs.iter().any(is_open)
+        self.batchable
+            && (self.pads() || !self.shares())
+            && signature.outputs.iter().any(has_open_axis)
+    }
+
+    /// Returns true if this axis of the output `spec` is dynamic, is not axis 0, and follows no
+    /// rule.
+    pub fn is_open(&self, spec: &TensorSpec, axis: usize) -> bool {
+        let mut cuts = self.cuts.iter().filter(|cut| *cut.name == *spec.name);
+        let has_rule = cuts.any(|cut| cut.axes.iter().any(|cut| cut.axis == axis));
+        axis > 0 && free(spec, axis) && !has_rule
     }
 
     /// Returns true if the server makes any input.

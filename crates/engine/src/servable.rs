@@ -416,6 +416,17 @@ impl Servable {
         self.output_sizes.differ(question, sizes)
     }
 
+    /// Returns true if the sizes of these outputs need no comparison with those of a run of one
+    /// item any more. `outputs` is the hash of their names.
+    pub fn output_sizes_compared(&self, outputs: u64) -> bool {
+        self.output_sizes.are_compared(outputs)
+    }
+
+    /// Records that the sizes of these outputs were compared with those of a run of one item.
+    pub fn set_output_sizes_compared(&self, outputs: u64) {
+        self.output_sizes.set_compared(outputs);
+    }
+
     /// Returns the free-form facts that the model carries.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         self.session.metadata()

@@ -176,16 +176,29 @@ fn pieces(
 ) -> Result<Vec<(Vec<NamedTensor>, usize)>> {
     let piece = |first: usize| {
         let count = max.min(items - first);
-        let cut = |input: &NamedTensor| {
-            if plan.is_shared(&input.name) {
-                return Ok(input.clone());
-            }
-            let tensor = batch::slice(&input.tensor, first, count)?;
-            Ok(NamedTensor { name: Arc::clone(&input.name), tensor })
-        };
-        Ok((inputs.iter().map(cut).collect::<Result<_>>()?, count))
+        Ok((piece(plan, inputs, first, count)?, count))
     };
     (0..items).step_by(max).map(piece).collect()
+}
+
+/// Returns the inputs of items `first..first + count`, with the inputs without a batch axis.
+///
+/// # Errors
+/// Returns the errors of [`batch::slice`].
+pub(crate) fn piece(
+    plan: &BatchPlan,
+    inputs: &[NamedTensor],
+    first: usize,
+    count: usize,
+) -> Result<Vec<NamedTensor>> {
+    let cut = |input: &NamedTensor| {
+        if plan.is_shared(&input.name) {
+            return Ok(input.clone());
+        }
+        let tensor = batch::slice(&input.tensor, first, count)?;
+        Ok(NamedTensor { name: Arc::clone(&input.name), tensor })
+    };
+    inputs.iter().map(cut).collect()
 }
 
 /// Collects the outcomes of a request's parts.

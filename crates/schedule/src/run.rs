@@ -2,6 +2,7 @@
 //! answers each request once.
 
 mod direct;
+mod item_sizes;
 mod rerun;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,6 +15,7 @@ use engine::{InputPlan, Servable};
 use os::thread::PageFaults;
 
 pub(crate) use self::direct::{run_alone, run_joined};
+use self::item_sizes::sizes_follow_items;
 use self::rerun::InterruptedBatch;
 use crate::batch::{self, Misfit, Part};
 use crate::batch_key::{self, BatchKey};
@@ -183,6 +185,10 @@ fn answer(
             RunFailure::Misfit(Misfit(MIXED.to_owned()))
         }
         Ok(answers) if entries.len() > 1 && sizes_vary(servable, batch_key, &answers) => {
+            servable.set_mixes_items();
+            RunFailure::Misfit(Misfit(VARYING.to_owned()))
+        }
+        Ok(answers) if sizes_follow_items(servable, entries, batch_key, &answers) => {
             servable.set_mixes_items();
             RunFailure::Misfit(Misfit(VARYING.to_owned()))
         }

@@ -99,14 +99,14 @@ fn a_lingering_shape_is_overtaken_by_a_full_one() {
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", options, PLAIN);
     rows.gate.open();
-    bench.ask(0, &servable, x(1, 4, 0.0));
+    bench.ask(0, &servable, x(1, 10, 0.0));
     bench.ask(1, &servable, x(1, 6, 0.0));
     bench.ask(2, &servable, x(1, 6, 0.0));
     assert_eq!(tags(&bench.answers(2)), [1, 2]);
     assert!(bench.no_more());
-    bench.ask(3, &servable, x(1, 4, 0.0));
+    bench.ask(3, &servable, x(1, 10, 0.0));
     assert_eq!(tags(&bench.answers(2)), [0, 3]);
-    assert_eq!(rows.runs(), [(2, 6), (2, 4)]);
+    assert_eq!(rows.runs(), [(2, 6), (2, 10)]);
 }
 
 #[test]
@@ -306,10 +306,10 @@ fn lingering_leaves_time_before_the_deadline() {
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", options, PLAIN);
     rows.gate.open();
-    bench.ask(0, &servable, x(1, 4, 0.0));
+    bench.ask(0, &servable, x(1, 6, 0.0));
     // Lingering ends after half of this. The other half is the worker's time to wake up.
     let hurried = With { deadline: Duration::from_secs(6), ..With::default() };
-    bench.send(1, &servable, x(1, 4, 0.0), hurried).unwrap();
+    bench.send(1, &servable, x(1, 6, 0.0), hurried).unwrap();
     assert!(bench.answers(2).iter().all(|answer| answer.1.result.is_ok()));
-    assert_eq!(rows.runs(), [(2, 4)]);
+    assert_eq!(rows.runs(), [(2, 6)]);
 }

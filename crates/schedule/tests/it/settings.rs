@@ -45,8 +45,8 @@ fn requests_before_and_after_a_change_share_no_run() {
     let bench = Bench::new(1, 100);
     let (rows, before) = model("m", merging(), Kind::default());
     let after = under(&before, ScheduleOptions { max_batch: 4, ..merging() });
-    let runs = waited(&bench, &rows, &[(&before, 4), (&after, 4), (&before, 4), (&after, 4)]);
-    assert_eq!(runs, [(2, 4), (2, 4)]);
+    let runs = waited(&bench, &rows, &[(&before, 6), (&after, 6), (&before, 6), (&after, 6)]);
+    assert_eq!(runs, [(2, 6), (2, 6)]);
 }
 
 #[test]

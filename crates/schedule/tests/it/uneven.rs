@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use base::{DType, Dim, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{Servable, Session};
+use engine::{ScheduleOptions, Servable, Session};
 
 use crate::Gate;
-use crate::rows::{Bench, merging, ok};
+use crate::rows::{self, Bench, merging, ok};
 
 /// Multiplies each element of `q` by each of `d`: a row for each element of `q`. With `repeats`, it
 /// multiplies pairs of elements, and repeats a single element.
@@ -49,6 +49,10 @@ impl Session for SharedPairProducts {
 }
 
 fn model(repeats: bool) -> (Arc<PairProducts>, Arc<Servable>) {
+    model_with(repeats, merging())
+}
+
+fn model_with(repeats: bool, options: ScheduleOptions) -> (Arc<PairProducts>, Arc<Servable>) {
     let spec = |name: &str, columns: Dim| TensorSpec {
         name: name.into(),
         dtype: DType::F32,
@@ -68,7 +72,7 @@ fn model(repeats: bool) -> (Arc<PairProducts>, Arc<Servable>) {
     });
     let id = VersionId { model: "m".into(), version: 1 };
     let session = Box::new(SharedPairProducts(products.clone()));
-    let servable = Servable::new(id, "test", session, merging()).unwrap();
+    let servable = Servable::new(id, "test", session, options).unwrap();
     (products, Arc::new(servable))
 }
 
@@ -135,4 +139,43 @@ fn a_request_whose_parts_show_that_they_cross_runs_whole() {
     bench.ask(1, &servable, request(&[1.0; 16], &[1.0; 16]));
     assert_eq!(ok(&bench.answers(1)[0])[0].tensor.shape(), [16, 16]);
     assert_eq!(*products.runs.lock().unwrap(), [[1, 1], [8, 8], [8, 8], [16, 16]]);
+}
+
+/// The first run of the version has two requests: the columns of each are those of both.
+#[test]
+fn a_first_run_that_crosses_its_requests_is_discarded() {
+    let bench = Bench::new(1, 100);
+    let (held, other) = rows::model("other", merging(), rows::Kind::default());
+    bench.ask(9, &other, rows::x(1, 2, 0.0));
+    held.wait_running(1);
+    let (products, servable) = model(false);
+    products.gate.open();
+    bench.ask(0, &servable, request(&[2.0], &[5.0]));
+    bench.ask(1, &servable, request(&[3.0], &[7.0]));
+    held.gate.open();
+    let answers = bench.answers(3);
+    for answer in answers.iter().filter(|answer| answer.0 < 9) {
+        assert_eq!(ok(answer)[0].tensor.to_vec::<f32>().unwrap(), [[10.0], [21.0]][answer.0]);
+    }
+    bench.scheduler.shutdown();
+    assert_eq!(*products.runs.lock().unwrap(), [[2, 2], [1, 1], [1, 1], [1, 1]]);
+}
+
+/// Also if the model has always run over a batch of the same size.
+#[test]
+fn columns_of_added_items_and_of_pieces_are_no_answer() {
+    let allowed = ScheduleOptions { allowed_batch_sizes: vec![8], ..merging() };
+    for (options, items) in [(allowed.clone(), 3), (merging(), 16), (allowed, 16)] {
+        let (products, servable) = model_with(false, options);
+        products.gate.open();
+        let bench = Bench::new(1, 100);
+        for _ in 0..2 {
+            bench.ask(0, &servable, request(&vec![1.0; items], &vec![1.0; items]));
+            assert_eq!(ok(&bench.answers(1)[0])[0].tensor.shape(), [items, items]);
+        }
+        bench.scheduler.shutdown();
+        assert_eq!(bench.scheduler.snapshot().models[0].unjoined_versions, 1);
+        let runs = products.runs.lock().unwrap();
+        assert_eq!(runs.iter().filter(|run| **run == [1, 1]).count(), 1);
+    }
 }
