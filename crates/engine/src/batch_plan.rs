@@ -17,7 +17,8 @@ use padding::{add_length, add_mask, add_padding, unpadded};
 pub struct BatchPlan {
     /// True if requests can be joined along axis 0. Axis 0 must be dynamic in every output and in
     /// every input that is not shared. No other axis of them may have the symbol of an input's
-    /// axis 0.
+    /// axis 0. Elements of these inputs must be whole bytes: an item of packed elements may begin
+    /// within a byte.
     pub batchable: bool,
     /// One entry for each input of the signature.
     pub inputs: Vec<InputPlan>,
@@ -223,12 +224,12 @@ fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
     };
     let plain =
         |input: &InputPlan| input.rule.is_none() && input.fill.is_none() && input.axes.is_empty();
-    let joins =
-        signature.inputs.iter().any(batched)
-            && signature.outputs.iter().all(|spec| batched(spec) && !crosses(spec))
-            && signature.inputs.iter().zip(&*inputs).all(|(spec, input)| {
-                batched(spec) && !crosses(spec) || fixed(spec) && plain(input)
-            });
+    let whole = |spec: &TensorSpec| spec.dtype.bits().is_none_or(|bits| bits.is_multiple_of(8));
+    let joins = signature.inputs.iter().any(batched)
+        && signature.outputs.iter().all(|spec| batched(spec) && !crosses(spec))
+        && signature.inputs.iter().zip(&*inputs).all(|(spec, input)| {
+            batched(spec) && !crosses(spec) && whole(spec) || fixed(spec) && plain(input)
+        });
     for (spec, input) in signature.inputs.iter().zip(inputs).filter(|_| joins) {
         input.shared = !batched(spec);
     }
@@ -338,6 +339,20 @@ mod tests {
         let (signature, mut options) = ocr();
         options.mode = ScheduleMode::Sync;
         assert!(!BatchPlan::new(&signature, &options).unwrap().batchable);
+    }
+
+    #[test]
+    fn an_input_of_packed_elements_is_not_joined() {
+        let joined = |dtype| {
+            let signature = Signature {
+                inputs: vec![TensorSpec { dtype, ..spec("x", &[-1, 4]) }],
+                outputs: vec![spec("y", &[-1, 4])],
+            };
+            let options =
+                ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+            BatchPlan::new(&signature, &options).unwrap().batchable
+        };
+        assert_eq!([DType::I4, DType::U4, DType::I8].map(joined), [false, false, true]);
     }
 
     #[test]

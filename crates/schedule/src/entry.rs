@@ -92,7 +92,7 @@ impl Entry {
             )]);
         }
         let Ok(pieces) = pieces(job.servable.plan(), &job.inputs, items, max) else {
-            // Packed elements cannot be split, so it runs whole.
+            // It cannot be split, so it runs whole.
             return Ok(vec![part(
                 job.inputs,
                 job.outputs,

@@ -301,16 +301,9 @@ fn mixing_evidence(
     (differ && !repeats).then_some("inputs of a request that ran differ in size on axis 0")
 }
 
-/// Returns true if runs are filled up to allowed batch sizes. The model must have such sizes, and
-/// its items must be whole bytes, because an item of packed elements may begin within a byte.
+/// Returns true if runs are filled up to allowed batch sizes.
 fn is_filled(servable: &Servable) -> bool {
-    let plan = servable.plan();
-    let is_whole = |input: &InputPlan| {
-        input.shared || input.dtype.bits().is_none_or(|bits| bits.is_multiple_of(8))
-    };
-    plan.batchable
-        && !servable.schedule().allowed_batch_sizes.is_empty()
-        && plan.inputs.iter().all(is_whole)
+    servable.plan().batchable && !servable.schedule().allowed_batch_sizes.is_empty()
 }
 
 /// Returns the number of items of a run over `items` items, with added ones. It is the next allowed
