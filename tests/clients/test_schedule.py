@@ -265,6 +265,24 @@ def test_scores_of_items_against_each_other_are_those_of_the_request(serve, tmp_
         np.testing.assert_array_equal(ask(server, "http", "pairs", x).as_numpy("y"), Reference(source).run(x)["y"])
 
 
+def test_the_log_says_why_requests_are_not_merged(serve, tmp_path, sources):
+    root = tmp_path / "root"
+    rows = save(
+        tmp_path / "rows.onnx",
+        [helper.make_node("Relu", ["x"], ["y"])],
+        [value("x", TensorProto.FLOAT, ["n", 3])],
+        [value("y", TensorProto.FLOAT, [4, 3])],
+    )
+    publish(rows, root / "rows", 1)
+    publish(ranker(tmp_path / "ranker.onnx"), root / "ranker", 1)
+    configure(root, "rows", '[schedule]\nmode = "async"\n')
+    configure(root, "ranker", '[schedule]\nmode = "async"\n')
+    log = serve(root).log_text()
+    reasons = [line for line in log.splitlines() if "requests are not merged" in line]
+    assert len(reasons) == 1, log
+    assert "rows/1" in reasons[0] and 'output \\"y\\" has no dynamic axis 0' in reasons[0]
+
+
 # ---- limits
 
 

@@ -163,6 +163,12 @@ impl BatchPlan {
         Ok(BatchPlan { batchable, inputs, cuts })
     }
 
+    /// Returns the reason why the shapes or types of `signature`, that of this plan, do not allow
+    /// to join requests. `None` if they allow it.
+    pub fn obstacle(&self, signature: &Signature) -> Option<String> {
+        obstacle(&self.inputs, signature)
+    }
+
     /// Returns true if requests of one run need equal values of the input `name`.
     pub fn is_shared(&self, name: &str) -> bool {
         self.inputs.iter().any(|input| input.shared && *input.name == *name)
@@ -208,10 +214,17 @@ impl BatchPlan {
 /// Marks the inputs that the requests of a run share, if all other inputs and all outputs can be
 /// joined along axis 0. Returns false if they cannot.
 fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
-    let batched = |spec: &TensorSpec| spec.shape.is_some() && free(spec, 0);
-    let fixed = |spec: &TensorSpec| {
-        spec.shape.as_ref().is_some_and(|dims| dims.iter().all(|dim| matches!(dim, Dim::Fixed(_))))
-    };
+    if obstacle(inputs, signature).is_some() {
+        return false;
+    }
+    for (spec, input) in signature.inputs.iter().zip(inputs) {
+        input.shared = !is_batched(spec);
+    }
+    true
+}
+
+/// Returns the reason why requests cannot be joined along axis 0, or `None` if they can.
+fn obstacle(inputs: &[InputPlan], signature: &Signature) -> Option<String> {
     let symbol = |spec: &TensorSpec, axis: usize| match spec.shape.as_ref()?.get(axis)? {
         Dim::Dynamic(Some(name)) => Some(name.clone()),
         _ => None,
@@ -222,18 +235,37 @@ fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
         let rank = spec.shape.as_ref().map_or(0, Vec::len);
         (1..rank).any(|axis| symbol(spec, axis).is_some_and(|name| items.contains(&name)))
     };
-    let plain =
-        |input: &InputPlan| input.rule.is_none() && input.fill.is_none() && input.axes.is_empty();
-    let whole = |spec: &TensorSpec| spec.dtype.bits().is_none_or(|bits| bits.is_multiple_of(8));
-    let joins = signature.inputs.iter().any(batched)
-        && signature.outputs.iter().all(|spec| batched(spec) && !crosses(spec))
-        && signature.inputs.iter().zip(&*inputs).all(|(spec, input)| {
-            batched(spec) && !crosses(spec) && whole(spec) || fixed(spec) && plain(input)
-        });
-    for (spec, input) in signature.inputs.iter().zip(inputs).filter(|_| joins) {
-        input.shared = !batched(spec);
+    let of_axes = |spec: &TensorSpec| match &spec.shape {
+        None => Some("has an unknown number of axes"),
+        Some(_) if !is_batched(spec) => Some("has no dynamic axis 0"),
+        Some(_) => crosses(spec).then_some("has the items on another axis too"),
+    };
+    let of_input = |spec: &TensorSpec, input: &InputPlan| {
+        let fixed = |dims: &Vec<Dim>| dims.iter().all(|dim| matches!(dim, Dim::Fixed(_)));
+        let plain = input.rule.is_none() && input.fill.is_none() && input.axes.is_empty();
+        if plain && spec.shape.as_ref().is_some_and(fixed) {
+            return None;
+        }
+        let is_whole = spec.dtype.bits().is_none_or(|bits| bits.is_multiple_of(8));
+        of_axes(spec).or_else(|| (!is_whole).then_some("has packed elements"))
+    };
+    if !signature.inputs.iter().any(is_batched) {
+        return Some("no input has a dynamic axis 0".to_owned());
     }
-    joins
+    for spec in &signature.outputs {
+        if let Some(why) = of_axes(spec) {
+            return Some(format!("output \"{}\" {why}", spec.name));
+        }
+    }
+    let mut inputs = signature.inputs.iter().zip(inputs);
+    inputs.find_map(|(spec, input)| {
+        of_input(spec, input).map(|why| format!("input \"{}\" {why}", spec.name))
+    })
+}
+
+/// Returns true if axis 0 of the tensor is known to be dynamic.
+fn is_batched(spec: &TensorSpec) -> bool {
+    spec.shape.is_some() && free(spec, 0)
 }
 
 fn index(signature: &Signature, name: &str) -> Result<usize> {
@@ -339,6 +371,26 @@ mod tests {
         let (signature, mut options) = ocr();
         options.mode = ScheduleMode::Sync;
         assert!(!BatchPlan::new(&signature, &options).unwrap().batchable);
+    }
+
+    #[test]
+    fn a_reason_names_the_tensor_that_is_not_joined() {
+        let reason = |input: TensorSpec, output: TensorSpec| {
+            let signature = Signature { inputs: vec![input], outputs: vec![output] };
+            let options =
+                ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+            let plan = BatchPlan::new(&signature, &options).unwrap();
+            assert_eq!(plan.batchable, plan.obstacle(&signature).is_none());
+            plan.obstacle(&signature).unwrap_or_default()
+        };
+        let (x, y) = (spec("x", &[-1, 4]), spec("y", &[-1]));
+        assert_eq!(reason(x.clone(), y.clone()), "");
+        assert_eq!(reason(spec("x", &[8, 4]), y.clone()), "no input has a dynamic axis 0");
+        assert_eq!(reason(x.clone(), spec("y", &[4])), "output \"y\" has no dynamic axis 0");
+        let unknown = TensorSpec { shape: None, ..y.clone() };
+        assert_eq!(reason(x.clone(), unknown), "output \"y\" has an unknown number of axes");
+        let packed = TensorSpec { dtype: DType::I4, ..x };
+        assert_eq!(reason(packed, y), "input \"x\" has packed elements");
     }
 
     #[test]

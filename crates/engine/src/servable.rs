@@ -399,6 +399,17 @@ impl Servable {
         &self.plan
     }
 
+    /// Returns the reason why requests are not joined, although the settings ask for it.
+    pub fn unjoined_reason(&self) -> Option<String> {
+        if self.plan.batchable || self.schedule.mode != ScheduleMode::Async {
+            return None;
+        }
+        if self.session.changes_state() {
+            return Some("a request changes the model's state".to_owned());
+        }
+        self.plan.obstacle(&self.signature)
+    }
+
     /// Records that a run has shown that the model mixes its items. Its requests must be neither
     /// joined nor split. Returns true at the first call.
     pub fn set_mixes_items(&self) -> bool {

@@ -201,6 +201,7 @@ impl Loader {
         let signature = session.signature().clone();
         let engine = placed.engine.name();
         let mut servable = Servable::new(job.id.clone(), engine, session, job.schedule.clone())?;
+        log_unjoined(&servable);
         servable.dir = Some(job.dir.clone());
         servable.parameter_bytes = placed.parameter_bytes;
         servable.set_threads_per_run(job.session.intra_op_threads.max(1));
@@ -415,6 +416,13 @@ impl Loader {
     fn stage(&self, id: &VersionId, state: LifecycleState, reason: Option<String>) {
         // Fails only at shutdown, when the message is not needed.
         let _ = self.out.send(Message::Stage { id: id.clone(), state, reason });
+    }
+}
+
+/// Logs the reason if requests of a version are not merged, although its settings ask for it.
+pub(crate) fn log_unjoined(servable: &Servable) {
+    if let Some(why) = servable.unjoined_reason() {
+        tracing::info!(version = %servable.id, why, "requests are not merged");
     }
 }
 

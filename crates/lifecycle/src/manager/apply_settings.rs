@@ -13,6 +13,7 @@ use engine::{Servable, ServableSettings, SessionOptions};
 
 use super::ManagerContext;
 use super::model::Model;
+use crate::loader::log_unjoined;
 use crate::message::Retired;
 use crate::{LifecycleEvent, ModelConfig, threads};
 
@@ -27,6 +28,7 @@ impl Model {
             match with_settings_of(&serving.servable, &self.config, context.threads_max) {
                 Ok(None) => {}
                 Ok(Some(servable)) => {
+                    log_unjoined(&servable);
                     replaced.push((
                         number,
                         std::mem::replace(&mut serving.servable, Arc::new(servable)),
