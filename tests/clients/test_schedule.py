@@ -96,7 +96,10 @@ def pairs(path: pathlib.Path) -> pathlib.Path:
     """Scores of all items of a run against each other. The shape names no symbol that says so."""
     return save(
         path,
-        [helper.make_node("Transpose", ["x"], ["columns"], perm=[1, 0]), helper.make_node("MatMul", ["x", "columns"], ["y"])],
+        [
+            helper.make_node("Transpose", ["x"], ["columns"], perm=[1, 0]),
+            helper.make_node("MatMul", ["x", "columns"], ["y"]),
+        ],
         [value("x", TensorProto.FLOAT, [None, 3])],
         [value("y", TensorProto.FLOAT, [None, None])],
     )
@@ -253,7 +256,7 @@ def test_an_unknown_priority_is_refused(scheduled):
 
 
 @pytest.mark.parametrize(("settings", "items"), [("allowed-batch-sizes = [4]", 2), ("", 8)])
-def test_scores_of_items_against_each_other_are_those_of_the_request(serve, tmp_path, settings, items):
+def test_scores_against_each_other_are_those_of_the_request(serve, tmp_path, settings, items):
     """The answer has no column for an item that the server added, and no piece of the request is an answer."""
     root = tmp_path / "root"
     configure(root, "pairs", f'[schedule]\nmode = "async"\nmax-batch = 4\n{settings}\n')
