@@ -300,8 +300,9 @@ impl ScheduleOptions {
                 "divisor must be at least 1".to_owned()
             } else if !followed {
                 format!(
-                    "axis {} of input \"{}\" is not one that may be padded",
-                    cut.input_axis, cut.input
+                    "axis {} of input \"{}\" is not one that may be padded; add it to axes of \
+                     inputs.{}",
+                    cut.input_axis, cut.input, cut.input
                 )
             } else {
                 continue;
@@ -415,7 +416,9 @@ mod tests {
         options.outputs.insert("y".into(), vec![cut(3, 8)]);
         options.check().unwrap();
         options.outputs.insert("y".into(), vec![cut(2, 8)]);
-        assert!(options.check().unwrap_err().message().contains("outputs.y"));
+        let refusal = options.check().unwrap_err();
+        assert!(refusal.message().starts_with("outputs.y: axis 2 of input \"x\""), "{refusal}");
+        assert!(refusal.message().ends_with("add it to axes of inputs.x"), "{refusal}");
         options.outputs.insert("y".into(), vec![cut(3, 0)]);
         assert!(options.check().unwrap_err().message().contains("divisor"));
     }
