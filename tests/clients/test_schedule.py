@@ -16,7 +16,7 @@ from prometheus_text import samples
 from tritonclient.utils import InferenceServerException
 
 from endpoints import triton_inputs
-from millpond import BINARY, REPOSITORY, Server, publish
+from millpond import BINARY, REPOSITORY, Server, publish, wait_for
 from models import Arrays, Reference, constant, save, value
 
 CLIENTS = 16
@@ -266,6 +266,28 @@ def test_scores_against_each_other_are_those_of_the_request(serve, tmp_path, set
     x = {"x": np.arange(items * 3, dtype=np.float32).reshape(items, 3)}
     for _ in range(2):
         np.testing.assert_array_equal(ask(server, "http", "pairs", x).as_numpy("y"), Reference(source).run(x)["y"])
+
+
+def test_a_warm_up_shows_that_a_model_mixes_its_items(serve, tmp_path):
+    """Each item has one object. So a run has as many rows as items, which start with the number of the item."""
+    root = tmp_path / "root"
+    objects = save(
+        tmp_path / "objects.onnx",
+        [helper.make_node("NonZero", ["x"], ["found"]), helper.make_node("Transpose", ["found"], ["y"], perm=[1, 0])],
+        [value("x", TensorProto.FLOAT, ["n", 5])],
+        [value("y", TensorProto.INT64, ["k", 2])],
+    )
+    publish(objects, root / "objects", 1)
+    configure(root, "objects", '[schedule]\nmode = "async"\nmax-queue-delay = "100ms"\nalways-merge = true\n')
+    server = serve(root)
+
+    def task(client: int, request: int) -> None:
+        x = np.eye(5, dtype=np.float32)[[client % 5]]
+        found = ask(server, ["http", "grpc"][client % 2], "objects", {"x": x}).as_numpy("y")
+        np.testing.assert_array_equal(found, [[0, client % 5]])
+
+    from_many_clients(task, 3)
+    wait_for(lambda: metric(server, "unjoined_versions_total", model="objects"), lambda versions: versions == 1)
 
 
 def test_the_log_says_why_requests_are_not_merged(serve, tmp_path, sources):

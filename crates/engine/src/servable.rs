@@ -44,6 +44,8 @@ pub struct Servable {
     plan: BatchPlan,
     /// See [`Servable::set_mixes_items`]. Shared with servables of other settings.
     mixes_items: Arc<AtomicBool>,
+    /// True after [`Servable::take_new_mixing`] has returned true. Shared in the same way.
+    mixing_taken: Arc<AtomicBool>,
     /// See [`Servable::output_sizes_differ`]. Shared with servables of other settings.
     output_sizes: Arc<OutputSizes>,
     /// Position in [`Session::signatures`] of the signature that requests run.
@@ -118,6 +120,7 @@ impl VersionParts {
             schedule: self.schedule.clone(),
             plan,
             mixes_items: Arc::default(),
+            mixing_taken: Arc::default(),
             output_sizes: Arc::default(),
             number,
             others: Vec::new(),
@@ -247,6 +250,7 @@ impl Servable {
         let accepts_shapes = |servable: &Servable| servable.schedule.data_dependent_shapes;
         if self.plan == earlier.plan && accepts_shapes(self) == accepts_shapes(earlier) {
             self.mixes_items = earlier.mixes_items.clone();
+            self.mixing_taken = earlier.mixing_taken.clone();
             self.output_sizes = earlier.output_sizes.clone();
         }
         for (servable, earlier) in self.others.iter_mut().zip(&earlier.others) {
@@ -374,6 +378,7 @@ impl Servable {
             },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },
             mixes_items: Arc::default(),
+            mixing_taken: Arc::default(),
             output_sizes: Arc::default(),
             number: self.number,
             others: Vec::new(),
@@ -419,6 +424,11 @@ impl Servable {
     /// Returns true after a call of [`Servable::set_mixes_items`].
     pub fn mixes_items(&self) -> bool {
         self.mixes_items.load(Ordering::Relaxed)
+    }
+
+    /// Returns true once after [`Servable::set_mixes_items`], to count the version.
+    pub fn take_new_mixing(&self) -> bool {
+        self.mixes_items() && !self.mixing_taken.swap(true, Ordering::Relaxed)
     }
 
     /// Returns true if an earlier run had outputs of other sizes. `question` is the hash of the

@@ -61,6 +61,8 @@ pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> RunFigures {
     let servable = first.servable.clone();
     let started = Instant::now();
     let (outcome, mut ran) = answer(&servable, &entries, batch_key.as_ref());
+    // A run without a scheduler, such as a warm-up, may have shown it.
+    ran.misfit |= servable.take_new_mixing();
     let ended = Instant::now();
     let used = meter.lap();
     ran.wall = ended - started;
@@ -196,9 +198,7 @@ fn answer(
             record_cost(&mut ran, servable, entries, batch_key);
             if let Some(why) = mixing_evidence(servable, entries, batch_key, &answers) {
                 ran.misfit = true;
-                if servable.set_mixes_items() {
-                    tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
-                }
+                set_mixes_items(servable, why);
             }
             return (BatchOutcome::Answered(answers.into_iter().map(Ok).collect()), ran);
         }
@@ -280,7 +280,20 @@ fn mixing_evidence(
     batch_key: Option<&BatchKey>,
     answers: &[Vec<NamedTensor>],
 ) -> Option<&'static str> {
-    let ([only], [outputs]) = (entries, answers) else { return None };
+    let [only] = entries else { return None };
+    let part = Part { inputs: &only.inputs, items: only.items };
+    mixing_evidence_of(servable, part, batch_key, answers)
+}
+
+/// Returns the reason if the answer to one request that ran alone shows that the model mixes its
+/// items.
+fn mixing_evidence_of(
+    servable: &Servable,
+    only: Part<'_>,
+    batch_key: Option<&BatchKey>,
+    answers: &[Vec<NamedTensor>],
+) -> Option<&'static str> {
+    let [outputs] = answers else { return None };
     let plan = servable.plan();
     if !plan.batchable || servable.mixes_items() {
         return None;
@@ -292,13 +305,20 @@ fn mixing_evidence(
         let varies = || sizes_vary(servable, batch_key, answers).then_some(VARYING);
         return if have_rows(only.items) { varies() } else { Some(why) };
     }
-    let sizes = batch_key::first_sizes(plan, &only.inputs);
+    let sizes = batch_key::first_sizes(plan, only.inputs);
     let most = sizes.iter().copied().max()?;
     let differ = sizes.iter().any(|&size| size != most) && !sizes.contains(&0);
     // An example is one user for many products. The model repeats the user, and keeps its items
     // apart.
     let repeats = sizes.iter().all(|&size| size == 1 || size == most) && have_rows(most);
     (differ && !repeats).then_some("inputs of a request that ran differ in size on axis 0")
+}
+
+/// Records that the model mixes its items, and logs the reason at the first call.
+fn set_mixes_items(servable: &Servable, why: &str) {
+    if servable.set_mixes_items() {
+        tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
+    }
 }
 
 /// Returns true if runs are filled up to allowed batch sizes.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{Error, NamedTensor, Result};
 use engine::Servable;
 
-use super::{is_filled, rows_of};
+use super::{is_filled, mixing_evidence_of, rows_of, set_mixes_items};
 use crate::batch::{self, Misfit, Part};
 use crate::batch_key::{self, BatchKey};
 
@@ -20,7 +20,12 @@ pub(crate) fn run_alone(
     let unfit = key.filter(|(batch_key, items)| {
         rows_of(servable, *items) != *items || !batch::fits(plan, batch_key, inputs)
     });
-    let Some((batch_key, items)) = unfit else { return servable.run(inputs, outputs) };
+    let Some((batch_key, items)) = unfit else {
+        let answered = [servable.run(inputs, outputs)?];
+        note_mixing(servable, inputs, &answered);
+        let [answered] = answered;
+        return Ok(answered);
+    };
     let rows = rows_of(servable, items);
     let parts = [Part { inputs, items }];
     let padded = batch::join(plan, &batch_key, &parts, rows)?;
@@ -29,6 +34,20 @@ pub(crate) fn run_alone(
         Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
         // A rule for its outputs is wrong, so a worker does not pad it either.
         Err(Misfit(_)) => servable.run(inputs, outputs),
+    }
+}
+
+/// Records that the model mixes its items if the answer to a request that ran alone shows that.
+fn note_mixing(servable: &Servable, inputs: &[NamedTensor], answers: &[Vec<NamedTensor>]) {
+    let plan = servable.plan();
+    if !plan.batchable || servable.mixes_items() {
+        return;
+    }
+    let key = BatchKey::of(plan, inputs);
+    let (batch_key, items) = key.map_or((None, 1), |(batch_key, items)| (Some(batch_key), items));
+    let part = Part { inputs, items };
+    if let Some(why) = mixing_evidence_of(servable, part, batch_key.as_ref(), answers) {
+        set_mixes_items(servable, why);
     }
 }
 

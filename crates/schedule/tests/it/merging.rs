@@ -450,6 +450,24 @@ fn a_run_alone_shows_that_a_model_mixes_its_items() {
     assert_eq!((model.reruns, model.unjoined_versions), (0, 1));
 }
 
+/// Such a run is a warm-up.
+#[test]
+fn a_run_without_a_scheduler_shows_that_a_model_mixes() {
+    let (rows, servable) = model("m", merging(), Kind { mixes: true, ..Kind::default() });
+    rows.gate.open();
+    millpond_schedule::run_alone(&servable, &x(2, 4, 1.0), &[]).unwrap();
+    assert!(servable.mixes_items());
+    let bench = Bench::new(1, 100);
+    for tag in 0..2 {
+        bench.ask(tag, &servable, x(1, 4, 1.0));
+        assert!(bench.answers(1)[0].1.result.is_ok());
+    }
+    bench.scheduler.shutdown();
+    assert_eq!(bench.scheduler.snapshot().models[0].unjoined_versions, 1);
+    let (_, apart) = model("apart", merging(), PLAIN);
+    assert!(!apart.take_new_mixing());
+}
+
 /// Parts of a large request that a model mixes cannot be joined: it runs whole.
 #[test]
 fn a_large_request_to_a_model_that_mixes_is_not_split() {
