@@ -16,7 +16,9 @@ pub(crate) fn run_alone(
     outputs: &[Arc<str>],
 ) -> Result<Vec<NamedTensor>> {
     let plan = servable.plan();
-    let key = if plan.pads() || is_filled(servable) { BatchKey::of(plan, inputs) } else { None };
+    // A worker does not change the sizes of a request to a model that mixes its items.
+    let changes_sizes = (plan.pads() || is_filled(servable)) && !servable.mixes_items();
+    let key = if changes_sizes { BatchKey::of(plan, inputs) } else { None };
     let unfit = key.filter(|(batch_key, items)| {
         rows_of(servable, *items) != *items || !batch::fits(plan, batch_key, inputs)
     });

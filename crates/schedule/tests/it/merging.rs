@@ -264,7 +264,10 @@ fn a_request_without_a_scheduler_has_an_allowed_size_too() {
     rows.gate.open();
     let outputs = millpond_schedule::run_alone(&servable, &x(3, 4, 1.0), &[]).unwrap();
     assert_eq!(outputs[0].tensor.shape(), [3]);
-    assert_eq!(rows.runs(), [(4, 4)]);
+    servable.set_mixes_items();
+    let alone = millpond_schedule::run_alone(&servable, &x(3, 4, 1.0), &[]).unwrap();
+    assert_eq!(alone, outputs);
+    assert_eq!(rows.runs(), [(4, 4), (3, 4)], "as a worker runs it");
 }
 
 #[test]
