@@ -150,6 +150,9 @@ fn check_contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<M
     for place in walk.hidden {
         bytes.rename(at + header_length + place as u64, *b"free");
     }
+    for (place, length) in walk.shortened {
+        bytes.rename(at + header_length + place as u64, length.to_be_bytes());
+    }
     Ok(edits)
 }
 
@@ -404,6 +407,8 @@ fn scaled(ticks: u64, second: u32, rate: u32) -> u64 {
 struct TableWalk {
     /// Offsets of the names of atoms that no reader needs: tags and images.
     hidden: Vec<usize>,
+    /// Offsets of the lengths of atoms that end earlier for a reader, and these lengths.
+    shortened: Vec<(usize, u32)>,
     /// Ticks per second of the whole file.
     movie: u32,
     /// True for a file with fragments, whose tables count all tracks.
@@ -465,6 +470,14 @@ impl TableWalk {
                         if &name == b"trex" { check_packet_size(inside, 16) } else { Ok(()) }
                     });
                 }
+                b"stsd" => {
+                    if let Some((at, length)) = wrapped_alac(inside) {
+                        self.shortened.push((below + at, length));
+                    }
+                    if self.shortened.len() > ATOMS_MAX {
+                        return Err(impossible_lengths());
+                    }
+                }
                 b"ctts" | b"co64" => return check_table(inside, 4, 8),
                 b"stsc" => return check_table(inside, 4, 12),
                 b"stco" => return check_table(inside, 4, 4),
@@ -513,6 +526,46 @@ impl TableWalk {
             Mp4Edit { movie, priming, is_fragmented, ..track.edit }
         };
         Ok(seen.into_iter().map(edit).collect())
+    }
+}
+
+/// Finds the ALAC description in an atom `wave`, as in MOV films. A reader expects it beside that
+/// atom. Returns the offset of the length of `wave` in `list`, and the length that ends `wave`
+/// before the description. `list` is the contents of `stsd`.
+fn wrapped_alac(list: &[u8]) -> Option<(usize, u32)> {
+    /// Offset of the first entry: after the version and the number of entries.
+    const ENTRY: usize = 8;
+    const HEADER: usize = 8;
+    let entry = AtomHeader::parse(list.get(ENTRY..)?)?;
+    if &entry.name != b"alac" || entry.header_length != HEADER as u64 {
+        return None;
+    }
+    let end = ENTRY.checked_add(usize::try_from(entry.length).ok()?)?;
+    // The version of an entry decides how many fields come before its atoms.
+    let fields = match list.get(ENTRY + HEADER + 8..)?.first_chunk::<2>()? {
+        [0, 0] => 28,
+        [0, 1] => 44,
+        [0, 2] => 64,
+        _ => return None,
+    };
+    let start = ENTRY + HEADER + fields;
+    let (wave, inside) = find_atom(list.get(start..end)?, b"wave")?;
+    let (description, _) = find_atom(inside, b"alac")?;
+    let is_short = wave.len() == HEADER + inside.len();
+    is_short.then_some((start + wave.start, (HEADER + description.start) as u32))
+}
+
+/// Returns the range and the contents of the first atom with this name in `body`.
+fn find_atom<'a>(body: &'a [u8], name: &[u8; 4]) -> Option<(Range<usize>, &'a [u8])> {
+    let mut at = 0;
+    loop {
+        let atom = AtomHeader::parse(body.get(at..)?)?;
+        let end = at.checked_add(usize::try_from(atom.length).ok()?)?;
+        let inside = body.get(at + atom.header_length as usize..end)?;
+        if &atom.name == name {
+            return Some((at..end, inside));
+        }
+        at = end;
     }
 }
 

@@ -1,6 +1,6 @@
 //! Mp4 files with changed tables.
 
-use super::{M4A, M4A_LAST, decode, file};
+use super::{ALAC, M4A, M4A_LAST, decode, file};
 
 /// An atom of an mp4 file.
 fn atom(name: &[u8; 4], inside: &[u8]) -> Vec<u8> {
@@ -120,6 +120,26 @@ fn parts_that_a_list_of_edits_leaves_out_are_no_sound() {
         let decoded = decode(file(&film)).unwrap();
         assert_eq!((decoded.faults, decoded.format.seconds), (vec![], Some(0.5)));
         assert!(decoded.samples == [&clip[..8000], &clip[16_000..24_000]].concat());
+    }
+}
+
+/// In MOV films, the description of ALAC lies in an atom `wave`.
+#[test]
+fn alac_in_a_mov_film_is_decoded() {
+    let alone = decode(file(ALAC)).unwrap();
+    for (version, more) in [(0, 0), (1, 16)] {
+        let film = changed(ALAC, b"stsd", &|inside| {
+            let (before, entry) = inside.split_at(8);
+            let (fields, description) = entry[8..].split_at(28);
+            let mut fields = [fields, &vec![0; more]].concat();
+            fields[9] = version;
+            let parts = [&atom(b"frma", b"alac")[..], description, &atom(&[0; 4], b"")].concat();
+            let entry = atom(b"alac", &[fields, atom(b"wave", &parts)].concat());
+            atom(b"stsd", &[before, &entry].concat())
+        });
+        let decoded = decode(file(&film)).unwrap();
+        assert_eq!((decoded.faults, decoded.format), (vec![], alone.format.clone()));
+        assert!(decoded.samples == alone.samples, "version {version}");
     }
 }
 
