@@ -32,9 +32,13 @@ impl PacketDecoder {
     ///
     /// # Errors
     /// `Unimplemented` for an unknown codec, `DataLoss` if its description is damaged.
-    pub(super) fn new(parameters: CodecParameters) -> Result<PacketDecoder> {
+    pub(super) fn new(mut parameters: CodecParameters) -> Result<PacketDecoder> {
         if parameters.codec == CODEC_TYPE_VORBIS {
-            vorbis::check(parameters.extra_data.as_deref().unwrap_or_default())?;
+            let headers = parameters.extra_data.as_deref().unwrap_or_default();
+            vorbis::check(headers)?;
+            if let Some(changed) = vorbis::readable(headers)? {
+                parameters.extra_data = Some(changed);
+            }
         }
         if parameters.codec == CODEC_TYPE_ALAC {
             check_alac(parameters.extra_data.as_deref().unwrap_or_default())?;

@@ -1,6 +1,11 @@
-//! Counts the numbers in vorbis code books before a decoder reserves memory for them.
+//! Counts the numbers in vorbis code books before a decoder reserves memory for them, and changes
+//! headers that the decoder reads wrongly.
+
+mod setup;
 
 use base::{Error, Result};
+
+pub(super) use setup::readable;
 
 /// Bytes of the identification header, which comes before the setup header.
 const IDENTIFICATION: usize = 30;
@@ -51,25 +56,37 @@ fn numbers(bits: &mut BitReader<'_>) -> Option<u64> {
     let books = bits.next(8)? + 1;
     let mut sum = 0;
     for _ in 0..books {
-        bits.next(24)?;
-        let dimensions = bits.next(16)?;
-        let entries = bits.next(24)?;
+        let (dimensions, entries) = book_size(bits)?;
         sum += entries * dimensions.max(1);
         if sum > NUMBERS_MAX {
             break;
         }
-        skip_lengths(bits, entries)?;
-        let lookup = bits.next(4)?;
-        if lookup == 0 {
-            continue;
-        }
-        bits.next(64)?;
-        let width = bits.next(4)? + 1;
-        bits.next(1)?;
-        let values = if lookup == 1 { root(entries, dimensions) } else { entries * dimensions };
-        bits.at = bits.at.checked_add(usize::try_from(values * width).ok()?)?;
+        skip_book(bits, dimensions, entries)?;
     }
     Some(sum)
+}
+
+/// Reads the dimensions and the entries of a code book.
+fn book_size(bits: &mut BitReader<'_>) -> Option<(u64, u64)> {
+    bits.next(24)?;
+    let dimensions = bits.next(16)?;
+    let entries = bits.next(24)?;
+    Some((dimensions, entries))
+}
+
+/// Skips the rest of a code book.
+fn skip_book(bits: &mut BitReader<'_>, dimensions: u64, entries: u64) -> Option<()> {
+    skip_lengths(bits, entries)?;
+    let lookup = bits.next(4)?;
+    if lookup == 0 {
+        return Some(());
+    }
+    bits.next(64)?;
+    let width = bits.next(4)? + 1;
+    bits.next(1)?;
+    let values = if lookup == 1 { root(entries, dimensions) } else { entries * dimensions };
+    bits.at = bits.at.checked_add(usize::try_from(values * width).ok()?)?;
+    Some(())
 }
 
 /// Skips the lengths of a book's code words.

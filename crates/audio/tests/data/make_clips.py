@@ -22,12 +22,29 @@ def signal():
         yield round(left * 32767.0), round(right * 32767.0)
 
 
-def encode(name, *options):
-    raw = b"".join(struct.pack("<hh", *frame) for frame in signal())
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", "-f", "s16le", "-ar", str(RATE), "-ac", "2",
-               "-i", "-", "-map_metadata", "-1", "-fflags", "+bitexact", "-flags", "+bitexact", *options,
-               str(HERE / name)]
+def chirps(channels):
+    """A chirp in each channel. The fourth of six is for low sounds only, and silent."""
+    for index in range(6000):
+        time = index / 44100
+        phases = [2.0 * math.pi * ((150 + 170 * channel) * time + 900.0 * time * time) for channel in range(channels)]
+        levels = [0.0 if (channels, channel) == (6, 3) else 0.15 for channel in range(channels)]
+        yield [round(level * math.sin(phase) * 32767.0) for level, phase in zip(levels, phases)]
+
+
+def run(name, raw, rate, channels, *options):
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", "-f", "s16le", "-ar", str(rate),
+               "-ac", str(channels), "-i", "-", "-map_metadata", "-1", "-fflags", "+bitexact", "-flags", "+bitexact",
+               *options, str(HERE / name)]
     subprocess.run(command, input=raw, check=True)
+
+
+def encode(name, *options):
+    run(name, b"".join(struct.pack("<hh", *frame) for frame in signal()), RATE, 2, *options)
+
+
+def surround(name, channels):
+    raw = b"".join(struct.pack(f"<{channels}h", *frame) for frame in chirps(channels))
+    run(name, raw, 44100, channels, "-c:a", "libvorbis", "-q:a", "3")
 
 
 def main():
@@ -38,6 +55,8 @@ def main():
     encode("clip-last.m4a", "-c:a", "aac", "-b:a", "64k")
     encode("clip-alac.m4a", "-c:a", "alac", "-t", "0.5")
     encode("clip.opus", "-c:a", "libopus", "-t", "0.1")
+    surround("clip-4.ogg", 4)
+    surround("clip-6.ogg", 6)
     encode("clip.aiff", "-c:a", "pcm_s16be", "-t", "0.1")
 
 
