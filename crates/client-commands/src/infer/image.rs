@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use command_line::exit::{CommandError, CommandResult};
 use image::imageops::FilterType;
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder, ImageReader, Rgb, RgbImage};
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Rgb, RgbImage};
 
 use crate::infer::input::numbers;
 use crate::infer::metadata::InputSpec;
@@ -194,6 +194,9 @@ fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
     let mut reader = ImageReader::new(Cursor::new(file))
         .with_guessed_format()
         .map_err(|error| unreadable(&error))?;
+    if reader.format() == Some(ImageFormat::Jpeg) && !has_jpeg_end(file) {
+        return Err(unreadable(&"the JPEG file ends early; get all of it"));
+    }
     let mut limits = image::Limits::default();
     limits.max_image_width = Some(EDGE_MAX);
     limits.max_image_height = Some(EDGE_MAX);
@@ -205,6 +208,29 @@ fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
     let mut image = DynamicImage::from_decoder(decoder).map_err(|error| unreadable(&error))?;
     image.apply_orientation(orientation);
     Ok(if image.color().has_alpha() { on_white(&image) } else { image })
+}
+
+/// Returns true if the image of a JPEG file has an end. The decoder fills missing parts with grey.
+fn has_jpeg_end(file: &[u8]) -> bool {
+    const END_OF_IMAGE: u8 = 0xd9;
+    // After the start of the image.
+    let mut rest = file.get(2..).unwrap_or_default();
+    loop {
+        // Any number of fill bytes may come before a marker.
+        let marker = rest.windows(2).position(|pair| pair[0] == 0xff && pair[1] != 0xff);
+        let Some(at) = marker else { return false };
+        let after = &rest[at + 2..];
+        rest = match rest[at + 1] {
+            END_OF_IMAGE => return true,
+            // A byte of a scan, or a marker without a segment.
+            0x00 | 0x01 | 0xd0..=0xd8 => after,
+            // The next marker is searched behind the segment, which may be the header of a scan.
+            _ => {
+                let length = after.first_chunk().map_or(0, |length| u16::from_be_bytes(*length));
+                after.get(usize::from(length).max(2)..).unwrap_or_default()
+            }
+        };
+    }
 }
 
 /// Returns the image over a white background, without transparency.
@@ -324,6 +350,18 @@ mod tests {
         let mut file = Cursor::new(Vec::new());
         clear.write_to(&mut file, image::ImageFormat::Png).unwrap();
         assert_eq!(decode(file.get_ref()).unwrap().to_rgb8().get_pixel(0, 0).0, [255; 3]);
+    }
+
+    #[test]
+    fn incomplete_jpegs_are_refused() {
+        let mut file = Vec::new();
+        let image = RgbImage::from_fn(64, 64, |x, y| Rgb([x as u8 * 4, y as u8 * 4, 0]));
+        image::codecs::jpeg::JpegEncoder::new(&mut file).encode_image(&image).unwrap();
+        assert_eq!(decode(&file).unwrap().width(), 64);
+        assert!(decode(&[&file[..], b"after the end"].concat()).is_ok());
+        for end in [file.len() - 2, file.len() - 40, file.len() / 2, 20] {
+            assert!(decode(&file[..end]).is_err(), "{end} of {} bytes", file.len());
+        }
     }
 
     #[test]
