@@ -1,6 +1,7 @@
 //! TIFF files: all files that `image` reads, and also palettes, small depths and `YCbCr`.
 
 mod extra_samples;
+mod page_bytes;
 
 use std::io::Cursor;
 
@@ -14,6 +15,10 @@ use image::{DynamicImage, RgbImage};
 use crate::density::ImageFileDirectory;
 use crate::limits::{Announced, check_size};
 use crate::{Header, Limits, jpeg};
+use page_bytes::PageBytes;
+
+/// Decoder of the pixels of a page.
+type PageDecoder<'a> = Decoder<PageBytes<'a>>;
 
 /// Bytes that the decoder allocates for one value of a directory entry: the value and its converted
 /// copy.
@@ -195,9 +200,33 @@ pub(crate) fn decode(
 ) -> Result<(DynamicImage, Orientation)> {
     let ordered = with_usual_bit_order(bytes);
     let bytes = ordered.as_deref().unwrap_or(bytes);
+    let decoded = decode_page(header, bytes, usize::MAX, limits);
+    if decoded.is_err() && is_lzw(bytes) {
+        // The decoder of LZW refuses a read for which it needs no further bytes of the file. That
+        // happens near the ends of tiles with flat areas. Bytes that come one by one are never
+        // there before they are needed.
+        return decode_page(header, bytes, 1, limits);
+    }
+    decoded
+}
+
+/// Returns true if the pixels of the first page are compressed by LZW.
+fn is_lzw(bytes: &[u8]) -> bool {
+    const LZW: u16 = 5;
+    let Ok(mut decoder) = Decoder::new(Cursor::new(bytes)) else { return false };
+    decoder.find_tag_unsigned::<u16>(Tag::Compression).ok().flatten() == Some(LZW)
+}
+
+/// Decodes the first page of a file, of which one read returns at most `piece_max` bytes.
+fn decode_page(
+    header: &Header,
+    bytes: &[u8],
+    piece_max: usize,
+    limits: &Limits,
+) -> Result<(DynamicImage, Orientation)> {
     let as_grey = palette_as_grey(bytes);
-    let mut decoder = Decoder::new(Cursor::new(as_grey.as_deref().unwrap_or(bytes)))
-        .map_err(|error| damaged(&error))?;
+    let page = PageBytes::new(as_grey.as_deref().unwrap_or(bytes), piece_max);
+    let mut decoder = Decoder::new(page).map_err(|error| damaged(&error))?;
     let mut allowed = TiffLimits::default();
     allowed.decoding_buffer_size = usize::try_from(limits.bytes_max).unwrap_or(usize::MAX);
     decoder = decoder.with_limits(allowed);
@@ -218,7 +247,7 @@ pub(crate) fn decode(
             indexed(decoder, bits, &table, limits)
         }
         ColorType::YCbCr(8) => luma_and_chroma(decoder, limits),
-        _ => extra_samples::decode(header, decoder, bytes, limits),
+        _ => extra_samples::decode(header, decoder, bytes, piece_max, limits),
     }
 }
 
@@ -253,7 +282,7 @@ fn check_counts(bytes: &[u8]) -> Result<()> {
 ///
 /// # Errors
 /// `InvalidArgument` with the remedy.
-fn check_planes(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<()> {
+fn check_planes(decoder: &mut PageDecoder<'_>) -> Result<()> {
     const PLANAR: u32 = 2;
     // The decoder reads strips. A file of strips may state a length of tiles, too.
     if decoder.get_chunk_type() != ChunkType::Tile {
@@ -333,7 +362,7 @@ fn with_usual_bit_order(bytes: &[u8]) -> Option<Vec<u8>> {
 
 /// Reads the colours of a palette. The file has all reds, then all greens, then all blues, 16 bits
 /// each. Some old programs write levels of 8 bits, so a palette without any higher level has those.
-fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
+fn palette(decoder: &mut PageDecoder<'_>) -> Result<Vec<[u8; 3]>> {
     let map = decoder.get_tag_u16_vec(Tag::ColorMap).map_err(|error| damaged(&error))?;
     let (reds, rest) = map.split_at(map.len() / 3);
     let (greens, blues) = rest.split_at(rest.len() / 2);
@@ -345,7 +374,7 @@ fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
 }
 
 /// Returns the orientation that the page states, or upright if it states none.
-fn orientation(decoder: &mut Decoder<Cursor<&[u8]>>) -> Orientation {
+fn orientation(decoder: &mut PageDecoder<'_>) -> Orientation {
     let stated = decoder.find_tag_unsigned::<u8>(Tag::Orientation).ok().flatten();
     stated.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms)
 }
@@ -353,7 +382,7 @@ fn orientation(decoder: &mut Decoder<Cursor<&[u8]>>) -> Orientation {
 /// Decodes a page of luma and chroma (`YCbCr`), as scanners write it with strips of JPEG. The
 /// decoder returns all three at full size.
 fn luma_and_chroma(
-    mut decoder: Decoder<Cursor<&[u8]>>,
+    mut decoder: PageDecoder<'_>,
     limits: &Limits,
 ) -> Result<(DynamicImage, Orientation)> {
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
@@ -388,7 +417,7 @@ fn rgb([luma, blue, red]: [u8; 3]) -> [u8; 3] {
 
 /// Decodes a page whose pixels are colour numbers of `bits` each. Rows begin on a byte.
 fn indexed(
-    mut decoder: Decoder<Cursor<&[u8]>>,
+    mut decoder: PageDecoder<'_>,
     bits: u8,
     table: &[[u8; 3]],
     limits: &Limits,

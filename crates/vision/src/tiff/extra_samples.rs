@@ -1,16 +1,13 @@
 //! Samples of a pixel besides its colours (TIFF 6.0, section 18): transparency, masks, layers.
 
-use std::io::Cursor;
-
 use ::tiff::ColorType;
-use ::tiff::decoder::Decoder;
 use ::tiff::tags::Tag;
 use base::{Error, Result};
 use image::codecs::tiff::TiffDecoder;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder};
 
-use super::{damaged, with_value};
+use super::{PageBytes, PageDecoder, damaged, with_value};
 use crate::limits::{decode_checked, refused};
 use crate::{Format, Header, Limits};
 
@@ -20,15 +17,16 @@ const UNSPECIFIED: u16 = 0;
 const ASSOCIATED_ALPHA: u16 = 1;
 const UNASSOCIATED_ALPHA: u16 = 2;
 
-/// Decodes the first page of a file, which `page` has opened. Only an extra sample that is
-/// transparency changes the image.
+/// Decodes the first page of a file, which `page` has opened. One read returns at most `piece_max`
+/// bytes. Only an extra sample that is transparency changes the image.
 ///
 /// # Errors
 /// As [`crate::decode()`].
 pub(super) fn decode(
     header: &Header,
-    mut page: Decoder<Cursor<&[u8]>>,
+    mut page: PageDecoder<'_>,
     bytes: &[u8],
+    piece_max: usize,
     limits: &Limits,
 ) -> Result<(DynamicImage, Orientation)> {
     let extra: Vec<u16> =
@@ -39,8 +37,8 @@ pub(super) fn decode(
     } else {
         None
     };
-    let decoder = TiffDecoder::new(Cursor::new(rewritten.as_deref().unwrap_or(bytes)))
-        .map_err(|error| refused(Format::Tiff, &error))?;
+    let file = PageBytes::new(rewritten.as_deref().unwrap_or(bytes), piece_max);
+    let decoder = TiffDecoder::new(file).map_err(|error| refused(Format::Tiff, &error))?;
     let (image, orientation) = decode_checked(header, decoder, limits, ImageDecoder::orientation)?;
     let image = if rewritten.is_some() {
         // That sample is not transparency.
@@ -55,7 +53,7 @@ pub(super) fn decode(
 
 /// Returns true for a page that the decoder reads wrongly without an error. It removes extra
 /// samples before it undoes the predictor, which was applied to all samples.
-fn is_misread(page: &mut Decoder<Cursor<&[u8]>>, colour: ColorType) -> bool {
+fn is_misread(page: &mut PageDecoder<'_>, colour: ColorType) -> bool {
     let mut number = |tag| page.find_tag_unsigned::<u16>(tag).ok().flatten().unwrap_or(1);
     let has_predictor = number(Tag::Predictor) != 1;
     let is_planar = number(Tag::PlanarConfiguration) != 1;

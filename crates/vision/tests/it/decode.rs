@@ -249,6 +249,23 @@ fn tiles_of_one_colour_are_refused_by_name_if_they_are_padded() {
     assert_eq!(decoded(&file).image.rgb[..3], [255, 0, 128]);
 }
 
+/// The decoder of LZW refuses a read near the end of such a tile, for which it has all bits.
+#[test]
+fn tiles_of_lzw_with_flat_areas_are_read() {
+    // 16 x 16 pixels of the level 7: of each row 7 and then differences of 0.
+    let tile = b"\x80\x01\xc0\x10\x38\x24\x16\x0d\x02\x83\x42\x60\x90\x88\x54\x26\x19\x0d\x82\xc3\
+        \xe2\x10\x38\x94\x4e\x2b\x10\x8b\xc3\x63\x30\xa8\xdc\x3a\x27\x07\x8f\xc4\x64\x30\
+        \xb9\x1c\x52\x4a\x00\x8e\xc1\xa0\x20";
+    let mut tiff = Tiff::of(32, 32, &[8], 1);
+    tiff.entries.retain(|entry| entry.0 != 259 && entry.0 != 278);
+    let tiff = tiff.with(259, 3, vec![5]).with(317, 3, vec![2]);
+    let tiff = tiff.with(322, 4, vec![16]).with(323, 4, vec![16]);
+    let file = tiff.tiled(tile.len() as u32, &tile.repeat(4));
+    assert!(decoded(&file).image.rgb.iter().all(|level| *level == 7));
+    let cut = tiff.tiled(24, &tile[..24].repeat(4));
+    assert!(decode(&cut, &Limits::default()).is_err());
+}
+
 #[test]
 fn an_animation_gives_its_first_frame() {
     let file = animated(&[corners(16, 16), RgbImage::from_pixel(16, 16, image::Rgb([9, 9, 9]))]);
