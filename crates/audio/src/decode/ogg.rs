@@ -8,6 +8,8 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use base::{Error, Result};
 
@@ -17,12 +19,16 @@ use super::bytes::InputBytes;
 const HEAD: usize = 27;
 /// Bytes that begin a page.
 const NAME: &[u8] = b"OggS";
+/// Position in a page of the time at which it ends.
+const TIME: Range<usize> = 6..14;
 /// Position of the checksum in a page.
 const CHECKSUM: Range<usize> = 22..26;
 /// Flag of a page that begins with the rest of a packet.
 const CONTINUED: u8 = 1;
 /// Flag of the first page of a stream.
 const FIRST: u8 = 2;
+/// Flag of the last page of a stream.
+const LAST: u8 = 4;
 /// Maximum streams that begin together. The reader holds a packet of each.
 const STREAMS_MAX: usize = 16;
 /// Maximum setup headers of the streams that begin together. The reader joins them.
@@ -35,6 +41,33 @@ const COMMENTS: &[u8] = b"\x03vorbis";
 const SETUP: &[u8] = b"\x05vorbis";
 /// Comments of Opus up to the length of the first text, which the number of comments follows.
 const OPUS_COMMENTS: &[u8] = b"OpusTags";
+
+/// Time of the last page of a stream, once a reader has reached that page. Reader and watch run on
+/// one thread.
+pub(super) struct OggEnd {
+    /// Number of the stream.
+    serial: AtomicU32,
+    /// Time in frames; the greatest number if no stream has ended.
+    frames: AtomicU64,
+}
+
+impl OggEnd {
+    pub(super) fn new() -> OggEnd {
+        OggEnd { serial: AtomicU32::new(0), frames: AtomicU64::new(u64::MAX) }
+    }
+
+    fn set(&self, serial: u32, frames: u64) {
+        self.serial.store(serial, Ordering::Relaxed);
+        self.frames.store(frames, Ordering::Relaxed);
+    }
+
+    /// Returns the time in frames at which the stream `serial` ends, or `None` if it is unknown.
+    pub(super) fn of(&self, serial: u32) -> Option<u64> {
+        let frames = self.frames.load(Ordering::Relaxed);
+        let is_known = frames < u64::MAX && self.serial.load(Ordering::Relaxed) == serial;
+        is_known.then_some(frames)
+    }
+}
 
 /// Check of the pages of a recording while a reader reads it.
 #[derive(Default)]
@@ -52,9 +85,16 @@ pub(super) struct OggWatch {
     flac: BTreeSet<u32>,
     /// True after a page that is damaged or incomplete, until the next whole one.
     is_damaged: bool,
+    /// Receives the time of the last page of a stream.
+    end: Option<Arc<OggEnd>>,
 }
 
 impl OggWatch {
+    /// Creates a watch that also records the time of the last page of a stream in `end`.
+    pub(super) fn with_end(end: Arc<OggEnd>) -> OggWatch {
+        OggWatch { end: Some(end), ..OggWatch::default() }
+    }
+
     /// Checks the page at `place`, the next byte of `bytes`, if one begins there. Returns the bytes
     /// up to the next check. They must be read before it.
     ///
@@ -95,6 +135,11 @@ impl OggWatch {
         let body = HEAD + usize::from(page[HEAD - 1]);
         let serial = u32::from_le_bytes([page[14], page[15], page[16], page[17]]);
         let flags = page[5];
+        if let Some(end) = self.end.as_ref().filter(|_| flags & (FIRST | LAST) != 0) {
+            let time = page[TIME].iter().rev().fold(0, |time, byte| time << 8 | u64::from(*byte));
+            // A stream may have the number of an earlier one.
+            end.set(serial, if flags & FIRST == 0 { time } else { u64::MAX });
+        }
         if flags & FIRST != 0 {
             return if is_new { self.begin_stream(&page[body..], serial) } else { Ok(()) };
         }

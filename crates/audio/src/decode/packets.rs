@@ -1,9 +1,10 @@
 //! Recordings in containers: flac, ogg, mp4.
 
 use std::io::ErrorKind;
+use std::sync::Arc;
 
 use base::{Error, Result};
-use symphonia::core::codecs::{CODEC_TYPE_NULL, CODEC_TYPE_OPUS};
+use symphonia::core::codecs::{CODEC_TYPE_NULL, CODEC_TYPE_OPUS, CODEC_TYPE_VORBIS};
 use symphonia::core::errors::Error as Wrong;
 use symphonia::core::formats::{FormatOptions, FormatReader, Track};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
@@ -11,7 +12,7 @@ use symphonia::default::formats::{FlacReader, IsoMp4Reader, OggReader};
 
 use super::bytes::{ByteWatch, InputBytes};
 use super::codec::PacketDecoder;
-use super::ogg::OggWatch;
+use super::ogg::{OggEnd, OggWatch};
 use super::read::{BlockReader, DecodeStep, PACKET_MAX, guarded};
 use super::sniff::KNOWN;
 
@@ -19,6 +20,9 @@ use super::sniff::KNOWN;
 const ERRORS_MAX: usize = 64;
 /// Consecutive undecodable packets after which a container is abandoned: most of an hour of sound.
 const LOST_MAX: usize = 1 << 16;
+
+/// Largest block of Vorbis, in frames.
+const BLOCK_MAX: u64 = 8192;
 
 /// Containers of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,52 @@ pub(super) struct Packets {
     errors: usize,
     /// Consecutive packets that could not be decoded.
     lost: usize,
+    /// Only for a stream of ogg. A reader of a file finds the end itself.
+    trim: Option<OggTrim>,
+}
+
+/// Removes the frames behind the end of a stream of Vorbis, whose last block is longer than its
+/// sound.
+struct OggTrim {
+    end: Arc<OggEnd>,
+    /// Time of the first packet.
+    first: Option<u64>,
+    /// Number of frames decoded since.
+    decoded: u64,
+}
+
+impl OggTrim {
+    fn new(end: Arc<OggEnd>) -> OggTrim {
+        OggTrim { end, first: None, decoded: 0 }
+    }
+
+    /// Begins with another stream.
+    fn restart(&mut self) {
+        self.first = None;
+        self.decoded = 0;
+    }
+
+    /// Removes frames from the `frames` last ones of `samples`, which the packet at `time` of the
+    /// stream `serial` gave.
+    fn apply(
+        &mut self,
+        serial: u32,
+        time: u64,
+        samples: &mut Vec<f32>,
+        frames: u64,
+        channels: usize,
+    ) {
+        let first = *self.first.get_or_insert(time);
+        let start = self.decoded;
+        self.decoded += frames;
+        let Some(end) = self.end.of(serial) else { return };
+        let length = end.saturating_sub(first);
+        // A time that is further from the sound is wrong.
+        if start <= length.saturating_add(BLOCK_MAX) {
+            let over = self.decoded.saturating_sub(length).min(frames) as usize;
+            samples.truncate(samples.len() - over * channels);
+        }
+    }
 }
 
 impl Packets {
@@ -54,8 +104,13 @@ impl Packets {
         container: Container,
         mut bytes: InputBytes,
     ) -> Result<(Packets, Option<f64>)> {
-        if container == Container::Ogg {
+        let mut trim = None;
+        if container == Container::Ogg && bytes.is_file() {
             bytes.watch(ByteWatch::Ogg(OggWatch::default()));
+        } else if container == Container::Ogg {
+            let end = Arc::new(OggEnd::new());
+            bytes.watch(ByteWatch::Ogg(OggWatch::with_end(Arc::clone(&end))));
+            trim = Some(OggTrim::new(end));
         }
         let opened = guarded(|| {
             let mut stream =
@@ -109,6 +164,7 @@ impl Packets {
             timed: ticks > 0.0,
             errors: 0,
             lost: 0,
+            trim,
         };
         Ok((packets, seconds.filter(|seconds| seconds.is_finite())))
     }
@@ -155,6 +211,9 @@ impl Packets {
                             self.codec.follow(codec);
                             self.track = id;
                             self.timed = false;
+                            if let Some(trim) = &mut self.trim {
+                                trim.restart();
+                            }
                             DecodeStep::Sound { at: None }
                         }
                         Err(error) => DecodeStep::Broken(error.message().to_owned()),
@@ -202,6 +261,7 @@ impl BlockReader for Packets {
             Container::Flac => 0,
             Container::Ogg | Container::Mp4 => *self.first.get_or_insert(packet.ts()),
         };
+        let before = samples.len();
         let decoded = if packet.data.len() > PACKET_MAX {
             Err("it is too long".to_owned())
         } else if packet.data.is_empty() {
@@ -214,6 +274,13 @@ impl BlockReader for Packets {
         match decoded {
             Ok(()) => {
                 self.lost = 0;
+                if let Some(trim) = &mut self.trim
+                    && self.codec.kind() == CODEC_TYPE_VORBIS
+                    && let Some((_, channels)) = self.codec.rate_and_channels()
+                {
+                    let frames = ((samples.len() - before) / channels) as u64;
+                    trim.apply(self.track, packet.ts(), samples, frames, channels);
+                }
                 DecodeStep::Sound { at: self.frames(packet.ts().saturating_sub(first)) }
             }
             Err(what) => {
