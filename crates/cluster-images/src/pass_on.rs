@@ -198,7 +198,7 @@ async fn send_to_node(
     let answer = tokio::select! {
         answer = state.client.send(&node.address, request, time) => answer,
         () = wait_until_left(state, &node.name) => {
-            Err(left(&node.name))
+            Err(node_left(&node.name))
         }
     };
     answer.inspect_err(|error| {
