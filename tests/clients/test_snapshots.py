@@ -3,13 +3,15 @@
 import io
 import json
 import tarfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import requests
 from collections_server import start
-from millpond import run
+from millpond import run, wait_for
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 from qdrant_points import DIMS, everything, points, vectors
@@ -87,6 +89,31 @@ def test_a_snapshot_is_recovered_from_a_location(server, client, filled, tmp_pat
     assert client.recover_snapshot("recovered", location=f"file://{file}", priority=models.SnapshotPriority.SNAPSHOT)
     assert everything(client, "recovered") == before
     client.delete_collection("recovered")
+
+
+def test_downloads_do_not_wait_for_recoveries(server, client, filled):
+    """A recovery may download the snapshot from this server, so it must not wait for permits of recoveries."""
+    made = client.create_snapshot(filled)
+    url = f"{server.url}/collections/{filled}/snapshots"
+    stop = threading.Event()
+
+    def slowly():
+        while not stop.wait(0.2):
+            yield b"x"
+
+    def upload(content) -> int:
+        return requests.post(f"{url}/upload", data=content, timeout=TIMEOUT_S).status_code
+
+    with ThreadPoolExecutor(2) as pool:
+        uploads = [pool.submit(upload, slowly()) for _ in range(2)]
+        try:
+            wait_for(lambda: upload(b"x"), lambda status: status == 429)
+            file = requests.get(f"{url}/{made.name}", timeout=TIMEOUT_S)
+        finally:
+            stop.set()
+    assert file.status_code == 200, file.text
+    assert len(file.content) == made.size
+    assert [status.result() for status in uploads] == [400, 400]
 
 
 def test_other_snapshots_are_refused_and_change_nothing(server, client, filled, tmp_path):

@@ -32,7 +32,9 @@ use crate::call::{self, refuse};
 use crate::restore_rights::RestoreRights;
 use crate::state::CollectionsState;
 
-/// Downloads, uploads and recoveries at the same time.
+/// Snapshots that are received (uploads and recoveries) at the same time, and snapshots that are
+/// downloaded at the same time. The limits are separate because a recovery may download the
+/// snapshot from this server. With one limit, recoveries would wait for their own permits.
 pub(crate) const SNAPSHOTS_MAX: usize = 2;
 /// Longest wait for a snapshot or a recovery. The work continues after that.
 const WAIT_MAX: Duration = Duration::from_secs(600);
@@ -252,15 +254,25 @@ async fn snapshot_list(
     })
 }
 
+/// Direction of the transfer of a snapshot.
+#[derive(Clone, Copy)]
+enum SnapshotTransfer {
+    /// An upload or a recovery.
+    Receive,
+    Download,
+}
+
 /// Returns the permit of a transfer.
-async fn permit(state: &CollectionsState) -> Result<UploadPermit> {
-    state.snapshots.acquire().await.ok_or_else(|| {
+async fn permit(state: &CollectionsState, transfer: SnapshotTransfer) -> Result<UploadPermit> {
+    let (permits, verb) = match transfer {
+        SnapshotTransfer::Receive => (&state.snapshots_received, "received"),
+        SnapshotTransfer::Download => (&state.snapshots_downloaded, "downloaded"),
+    };
+    permits.acquire().await.ok_or_else(|| {
         let labels = KindLabels { kind: "snapshots_max" };
         state.requests.metrics.refused.get_or_create(&labels).inc();
-        Error::exhausted(format!(
-            "{SNAPSHOTS_MAX} snapshots are being transferred; try again later"
-        ))
-        .with_retry_after(RETRY_AFTER)
+        Error::exhausted(format!("{SNAPSHOTS_MAX} snapshots are being {verb}; try again later"))
+            .with_retry_after(RETRY_AFTER)
     })
 }
 
@@ -298,7 +310,7 @@ async fn begin_download(
     let id = snapshot_id(&collection, name)?;
     let list = snapshot_list(&state.backups, &collection, name, &id).await?;
     let length = archive_bytes(&list)?;
-    let permit = permit(state).await?;
+    let permit = permit(state, SnapshotTransfer::Download).await?;
     let (writer, results) = result_channel(Arc::new(AtomicBool::new(false)));
     let backups = state.backups.clone();
     on_thread(permit, move |_permit| {
@@ -434,7 +446,7 @@ async fn begin_restore<R: Read>(
     open: impl FnOnce() -> Result<R> + Send + 'static,
 ) -> Result<RestoreOutcome> {
     let target = RestoreTarget { name: state.backups.resolve(collection)?, replaces: true };
-    let permit = permit(state).await?;
+    let permit = permit(state, SnapshotTransfer::Receive).await?;
     let (sender, outcome) = oneshot::channel();
     let backups = state.backups.clone();
     let rights =

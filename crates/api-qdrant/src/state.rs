@@ -63,7 +63,8 @@ pub struct CollectionsState {
     pub(crate) write_threads: WriteThreads,
     pub(crate) access: Arc<AccessPolicy>,
     pub(crate) backups: Arc<BackupService>,
-    pub(crate) snapshots: Arc<UploadPermits>,
+    pub(crate) snapshots_received: Arc<UploadPermits>,
+    pub(crate) snapshots_downloaded: Arc<UploadPermits>,
 }
 
 impl CollectionsState {
@@ -82,7 +83,8 @@ impl CollectionsState {
             write_threads: WriteThreads::default(),
             access,
             backups,
-            snapshots: UploadPermits::new(SNAPSHOTS_MAX),
+            snapshots_received: UploadPermits::new(SNAPSHOTS_MAX),
+            snapshots_downloaded: UploadPermits::new(SNAPSHOTS_MAX),
         }
     }
 }
