@@ -279,7 +279,7 @@ impl Dispatch {
     /// lock, because the figures of thousands of models would hold up all requests.
     fn snapshot_in_parts(&self, mut between: impl FnMut()) -> SchedulerSnapshot {
         let mut state = self.lock();
-        state.queues.remove_unused();
+        state.queues.remove_expired(Instant::now());
         let names = state.queues.names();
         let busy = state.running;
         drop(state);

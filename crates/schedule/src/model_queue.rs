@@ -13,6 +13,11 @@ use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, Model
 /// Most version instances that are remembered as not mergeable.
 const MISFITS_MAX: usize = 16;
 
+/// Time for which the queue of a model stays after the release of the versions that used it. A
+/// version that replaced them uses the queue from its first request on. The counts continue then. It
+/// is two scrapes a minute apart, and a margin.
+pub(crate) const UNUSED_TIME: Duration = Duration::from_secs(150);
+
 /// Time between two scans for requests of disconnected clients. They never run. Scanning the whole
 /// queue for every free worker would make runs more expensive as the queue grows.
 const EXPIRY_SCAN_INTERVAL: Duration = Duration::from_millis(5);
@@ -74,6 +79,8 @@ pub(crate) struct ModelQueue {
     scanned_full: Option<Instant>,
     /// Sessions of used versions that may not be released yet.
     sessions: Vec<Weak<dyn Session>>,
+    /// Time of the first call of [`ModelQueue::has_expired`] that found no used version.
+    unused_since: Option<Instant>,
     /// Instances whose requests are not merged, because their outputs could not be split.
     pub(crate) misfit: Vec<u64>,
     pub(crate) cost: ModelCost,
@@ -103,6 +110,7 @@ impl ModelQueue {
             scanned: None,
             scanned_full: None,
             sessions: Vec::new(),
+            unused_since: None,
             misfit: Vec::new(),
             cost: ModelCost::default(),
             used: 0.0,
@@ -143,8 +151,20 @@ impl ModelQueue {
             && self.sessions.iter().all(|session| session.strong_count() == 0)
     }
 
+    /// Returns true if the queue has been unused for [`UNUSED_TIME`]. The time begins with the first
+    /// call that finds the queue unused.
+    pub(crate) fn has_expired(&mut self, now: Instant) -> bool {
+        if !self.is_unused() {
+            self.unused_since = None;
+            return false;
+        }
+        let since = *self.unused_since.get_or_insert(now);
+        now.saturating_duration_since(since) >= UNUSED_TIME
+    }
+
     /// Remembers the session of a used version.
     fn watch(&mut self, session: Weak<dyn Session>) {
+        self.unused_since = None;
         if !self.sessions.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), session.as_ptr())) {
             self.sessions.retain(|known| known.strong_count() > 0);
             self.sessions.push(session);

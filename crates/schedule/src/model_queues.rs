@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::model_queue::ModelQueue;
 
@@ -84,10 +85,20 @@ impl ModelQueues {
 
     /// Removes the queues of models whose versions are released.
     pub(crate) fn remove_unused(&mut self) {
-        if !self.queues.iter().any(ModelQueue::is_unused) {
+        self.remove(|queue| queue.is_unused());
+    }
+
+    /// Removes the queues of models whose versions were released long enough before `now`.
+    pub(crate) fn remove_expired(&mut self, now: Instant) {
+        self.remove(|queue| queue.has_expired(now));
+    }
+
+    fn remove(&mut self, mut unneeded: impl FnMut(&mut ModelQueue) -> bool) {
+        let count = self.queues.len();
+        self.queues.retain_mut(|queue| !unneeded(queue));
+        if self.queues.len() == count {
             return;
         }
-        self.queues.retain(|queue| !queue.is_unused());
         self.positions.clear();
         self.waiting.clear();
         for (position, queue) in self.queues.iter_mut().enumerate() {
@@ -112,11 +123,10 @@ impl ModelQueues {
 
 #[cfg(all(test, not(millpond_loom)))]
 mod tests {
-    use std::time::Instant;
-
     use engine::ScheduleOptions;
 
     use super::*;
+    use crate::model_queue::UNUSED_TIME;
     use crate::trial::{model, request};
 
     #[test]
@@ -173,5 +183,30 @@ mod tests {
             assert_eq!(queues.get(name).unwrap().model(), name);
         }
         assert_eq!((queues.by_use().len(), queues.len()), (2, 2));
+    }
+
+    /// A new version has not used the queue before its first request.
+    #[test]
+    fn a_queue_outlives_the_last_used_version() {
+        let mut queues = ModelQueues::default();
+        let now = Instant::now();
+        let use_once = |queues: &mut ModelQueues| {
+            let servable = model("a", ScheduleOptions::default());
+            let position = queues.position(&servable.id.model);
+            let queue = queues.at(position);
+            let mut entries = request(&servable, 1, now);
+            assert!(queue.push(&mut entries, 8, now, &mut Vec::new()).is_ok());
+            queue.levels.clear();
+            queue.queued = 0;
+        };
+        use_once(&mut queues);
+        queues.remove_expired(now);
+        queues.remove_expired(now + UNUSED_TIME / 2);
+        assert_eq!(queues.len(), 1);
+        use_once(&mut queues);
+        queues.remove_expired(now + UNUSED_TIME);
+        assert_eq!(queues.len(), 1, "the time begins again after a request");
+        queues.remove_expired(now + 2 * UNUSED_TIME);
+        assert_eq!(queues.len(), 0);
     }
 }
