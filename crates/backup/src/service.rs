@@ -330,6 +330,8 @@ mod tests {
 
     use super::scheduled::{DoneBackups, ScheduledOutcome};
     use super::*;
+    use crate::create::BackupExtent;
+    use crate::transfer::{BackupContext, BackupProgress};
 
     struct NoRegistry;
 
@@ -475,6 +477,26 @@ mod tests {
         let pass = service.shared.back_up_all(&requests, Some(every), &mut done);
         assert!(pass.pause(every) > every / 2);
         assert_eq!(service.jobs().len(), 1, "it is not backed up again before it is due");
+    }
+
+    #[test]
+    fn a_backup_of_a_removed_collection_names_the_cause() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::open(RegistryOptions::for_tests(directory.path())).unwrap();
+        let named = registry.create("c", CollectionSettings::new(4, Metric::L2)).unwrap();
+        assert!(registry.remove("c").unwrap());
+        let places = tempfile::tempdir().unwrap();
+        let config = BackupConfig {
+            place: Some(places.path().to_str().unwrap().to_owned()),
+            ..BackupConfig::default()
+        };
+        let service = BackupService::new(config, Arc::new(OpenRegistry(registry)), Arc::default());
+        let store = service.store().unwrap();
+        let progress = BackupProgress::default();
+        let context = BackupContext { store: &store, pacer: service.pacer(), progress: &progress };
+        let error = service.shared.back_up(&context, &named, BackupExtent::Missing).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert_eq!(error.to_string(), "collection \"c\" was removed during its backup");
     }
 
     #[test]

@@ -81,6 +81,9 @@ impl ServiceShared {
             while let Ok(job) = requests.try_recv() {
                 self.run(job);
             }
+            // It may have been removed or replaced since the list was read.
+            let named = if named.removed() { registry.get(&listed.name).ok() } else { Some(named) };
+            let Some(named) = named.filter(|named| named.name() == listed.name) else { continue };
             let left = young.and_then(|age| match done.get(&listed.name) {
                 Some(at) => Some(age.saturating_sub(at.elapsed())),
                 None => {
@@ -100,7 +103,10 @@ impl ServiceShared {
                 ScheduledOutcome::Done => {
                     done.insert(listed.name, Instant::now());
                 }
-                ScheduledOutcome::Failed => pass.failed = true,
+                ScheduledOutcome::Failed => {
+                    // A collection that was removed meanwhile needs no backup.
+                    pass.failed |= !named.removed() || registry.get(&listed.name).is_ok();
+                }
                 ScheduledOutcome::Stopped => return pass,
             }
         }

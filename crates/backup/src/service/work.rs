@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use metrics::{BackupWorkLabels, KindLabels};
 use model_store::block_on;
@@ -144,7 +144,8 @@ impl ServiceShared {
         named: &NamedCollection,
         extent: BackupExtent,
     ) -> Result<BackupReport> {
-        let made = block_on(create_with_room(context, named, extent, self.config.grace))?;
+        let made = block_on(create_with_room(context, named, extent, self.config.grace));
+        let made = made.map_err(|error| backup_error(named, error))?;
         self.add_bytes("uploaded", made.uploaded_bytes);
         self.add_bytes("present", made.bytes.saturating_sub(made.uploaded_bytes));
         Ok(made)
@@ -166,6 +167,16 @@ impl ServiceShared {
             "seconds": began.elapsed().as_secs_f64(),
         }))
     }
+}
+
+/// Returns the error of a backup of `named` that has failed with `error`. The missing files of a
+/// removed collection are no damage.
+fn backup_error(named: &NamedCollection, error: Error) -> Error {
+    if !named.removed() || error.kind() == ErrorKind::Cancelled {
+        return error;
+    }
+    let message = format!("collection {:?} was removed during its backup", named.name());
+    Error::not_found(message).with_source(error)
 }
 
 /// Does work on a backup. A panic becomes an error, so that it ends this work only.
