@@ -34,7 +34,7 @@ pub struct StallStats {
     pub waiting: usize,
     /// Writes that have waited since the start, including waiting ones.
     pub waited: u64,
-    /// Writes that were refused after waiting.
+    /// Writes that were refused after waiting, or because another one had waited in vain.
     pub refused: u64,
     /// Writes that were slowed down to avoid longer waits.
     pub slowed: u64,
@@ -48,6 +48,8 @@ struct StallState {
     waited: u64,
     refused: u64,
     slowed: u64,
+    /// Number of events when the last writer was refused after waiting.
+    vain: Option<u64>,
     since: Option<Instant>,
     until: Option<Instant>,
 }
@@ -65,9 +67,17 @@ impl WriteStall {
         StalledWrite(self)
     }
 
-    /// Counts a writer that was refused after waiting.
-    pub(super) fn refuse(&self) {
-        self.0.lock().refused += 1;
+    /// Counts a writer that is refused. It, or another writer, has waited in vain for an event after
+    /// the first `seen` ones.
+    pub(super) fn refuse(&self, seen: u64) {
+        let mut state = self.0.lock();
+        state.refused += 1;
+        state.vain = Some(seen);
+    }
+
+    /// Returns true if a writer has waited in vain for an event after the first `seen` ones.
+    pub(super) fn waited_in_vain(&self, seen: u64) -> bool {
+        self.0.lock().vain == Some(seen)
     }
 
     /// Counts a writer that is slowed down, and escalates flushes if it waits for one. Returns true

@@ -269,6 +269,13 @@ impl Collection {
                 WriteOutcome::NoRoom(refusal) => refusal,
             };
             self.check_open()?;
+            // Writers and deletes of a collection wait for one lock. If each writer held it for the
+            // whole wait, the last of many writers would wait for minutes.
+            let in_vain = !notified && self.stall.waited_in_vain(seen) && !self.waits_for_flush();
+            if in_vain && room == RoomPolicy::Wait {
+                self.stall.refuse(seen);
+                return Err(refusal.with_retry_after(RETRY_AFTER));
+            }
             if !notified {
                 // The threads that flush may not know yet that memory is short.
                 notified = true;
@@ -280,7 +287,7 @@ impl Collection {
             }
             stalled.get_or_insert_with(|| self.stall.wait());
             if !self.events.wait_past(seen, deadline) {
-                self.stall.refuse();
+                self.stall.refuse(seen);
                 return Err(refusal.with_retry_after(RETRY_AFTER));
             }
         }
@@ -528,6 +535,36 @@ mod tests {
     fn add(collection: &Collection, id: u64) {
         let point = PointRef { id, embedding: &[1.0; DIMS], record: &[], payload: b"{}" };
         collection.upsert(point).unwrap();
+    }
+
+    #[test]
+    fn a_second_writer_does_not_wait_in_vain() {
+        let root = tempfile::tempdir().unwrap();
+        let medium = Arc::new(UringMedium::plain(root.path().to_owned()).unwrap());
+        let budget = MemoryBudget::new(64 << 20);
+        let resources = Resources::new(budget.clone(), 1 << 20, os::Rate::unlimited()).unwrap();
+        let room_wait = Duration::from_millis(1);
+        let options = CollectionOptions { room_wait, ..CollectionOptions::new(DIMS, Metric::L2) };
+        let shared = Arc::new(SharedCaches::new(0, 512));
+        let collection = Collection::open(medium, options, &resources, shared).unwrap();
+        let taken = budget.reserve(budget.free(), "a test").unwrap();
+        let is_refused = |id| {
+            let point = PointRef { id, embedding: &[1.0; DIMS], record: &[], payload: b"{}" };
+            collection.upsert(point).is_err()
+        };
+        let counts = || {
+            let stats = resources.stall_stats();
+            (stats.waited, stats.refused)
+        };
+        assert!(is_refused(1));
+        assert_eq!(counts(), (1, 1));
+        assert!(is_refused(2));
+        assert_eq!(counts(), (1, 2), "nothing has happened since");
+        resources.notify();
+        assert!(is_refused(3));
+        assert_eq!(counts(), (2, 3), "a flush may have made room");
+        drop(taken);
+        assert!(!is_refused(4));
     }
 
     #[test]
