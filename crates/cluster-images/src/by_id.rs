@@ -80,6 +80,7 @@ impl ImagePart {
 pub(super) async fn part(call: ImageCall, part: ImagePart) -> Result<Reply> {
     part.check_parameters(&call)?;
     let _admitted = call.admit()?;
+    call.context.see_newest_if_strong().await?;
     let target = ImageTarget::open(&call.context)?;
     if part == ImagePart::Template {
         target.check_prints()?;

@@ -49,6 +49,9 @@ pub(super) async fn identify(mut call: ImageCall) -> Result<Reply> {
     FoundPersons::new(files.len())?;
     let _admitted = call.admit()?;
     let context = &call.context;
+    if context.params.strong {
+        context.state.check_current(&target.record, context.deadline).await?;
+    }
     let bytes = files.iter().map(Bytes::len).sum();
     let budget = context.state.requests.memory.clone();
     let sought = context.compute(bytes, move || QueryPrints::split(files, &budget)).await?;

@@ -47,6 +47,7 @@ pub(super) async fn page(call: ImageCall) -> Result<Reply> {
     let filter = parameters.filter.as_deref().map(parsed_filter).transpose()?;
     let _admitted = call.admit()?;
     let context = &call.context;
+    context.see_newest_if_strong().await?;
     let record = ImageTarget::open(context)?.record;
     let count = json!({ "filter": filter, "exact": true });
     let scroll = json!({
@@ -131,7 +132,7 @@ fn page_text(merged: &[u8], counted: CountedPoints, coverage: ReadCoverage) -> R
 /// Returns the ids that the collection does not have, with a strong read. Another read could reach
 /// a holder that lags, which still has an image whose removal was acknowledged. A shard that does
 /// not answer is an error. In both cases a client would take images for stored ones, and not send
-/// them.
+/// them. For the same reason, another root may not have replaced the collection.
 pub(super) async fn missing(mut call: ImageCall) -> Result<Reply> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -146,6 +147,8 @@ pub(super) async fn missing(mut call: ImageCall) -> Result<Reply> {
     let ids: Vec<PointId> = serde_json::from_value(ids.into())
         .map_err(|error| Error::invalid("ids").caused_by(error))?;
     let _admitted = call.admit()?;
+    let context = &call.context;
+    context.state.see_newest(&context.collection, context.deadline).await?;
     let missing = match ImageTarget::existing(&call.context, &Default::default())? {
         // A collection that does not exist has no image.
         None => ids,

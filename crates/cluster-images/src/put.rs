@@ -334,6 +334,10 @@ impl ImagePut<'_> {
     /// that lags may still have an image whose removal was acknowledged. So a second, strong lookup
     /// confirms the first one. `first` is the consistency of the first lookup. It is strong in any
     /// case if the client requests that.
+    ///
+    /// # Errors
+    /// As [`points::find`]; `Unavailable` with retry advice if the image is in a removed
+    /// collection.
     async fn present(
         &self,
         target: &ImageTarget,
@@ -349,6 +353,11 @@ impl ImagePut<'_> {
             if consistency == LookupConsistency::Strong || present.is_none() {
                 break;
             }
+        }
+        // A client that removed the collection at another root sends its images again.
+        if present.is_some() {
+            let deadline = self.context.deadline;
+            self.context.state.check_current(&target.record, deadline).await?;
         }
         Ok(present)
     }

@@ -53,6 +53,9 @@ pub(super) async fn search(mut call: ImageCall) -> Result<Reply> {
     let image = read_image(&mut call, is_file).await?;
     let _admitted = call.admit()?;
     let context = &call.context;
+    if context.params.strong {
+        context.state.check_current(&target.record, context.deadline).await?;
+    }
     let (query, file) = match image {
         RootQueryImage::File(file) => {
             (extraction::of_file(context, &target, file.clone()).await?, Some(file))

@@ -27,6 +27,13 @@ pub trait CollectionCatalog: Send + Sync {
     /// The store's error; `DataLoss` for a record that cannot be read, which stays.
     fn remove_own<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>>;
 
+    /// Returns true if the store has this record under its name. Another root may have removed the
+    /// collection a moment ago, and created another one of its name.
+    ///
+    /// # Errors
+    /// The store's error.
+    fn is_current<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>>;
+
     /// Makes a change of the newest aliases and changes of collections. `change` may be called
     /// several times, if other nodes make changes too. Returns the number of the version, which
     /// grows with each change.

@@ -1,8 +1,10 @@
 //! Aliases of collections: list and change them.
 
 use api_qdrant::json;
-use base::Result;
+use base::{ErrorKind, Result};
 use bytes::Bytes;
+use cluster_node::CatalogChanges;
+use search::registry::AliasChange;
 
 use super::call::RootContext;
 use super::envelope::RootAnswer;
@@ -28,11 +30,24 @@ pub(super) async fn of_collection(context: RootContext, _: Bytes) -> Result<Root
 /// Changes aliases, all or none. Other roots see the change within a second.
 pub(super) async fn change(context: RootContext, body: Bytes) -> Result<RootAnswer> {
     let request: json::ChangeAliases = json::parse(&body)?;
-    let view = context.state.loaded_view()?;
     let actions = request.changes();
-    let change = |changes: &cluster_node::CatalogChanges| {
-        changes.with_aliases(&actions, |name| view.collections.contains_key(name))
+    match make(&context, &actions).await {
+        // Another root may have created the collection a moment ago.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            context.state.read_again(context.deadline).await;
+            make(&context, &actions).await?
+        }
+        made => made?,
     };
-    context.state.catalog.change(&change).await?;
     RootAnswer::of(&true)
+}
+
+/// Makes changes of aliases of the collections that the view has. Returns the number of the
+/// version.
+async fn make(context: &RootContext, actions: &[AliasChange]) -> Result<u64> {
+    let view = context.state.loaded_view()?;
+    let change = |changes: &CatalogChanges| {
+        changes.with_aliases(actions, |name| view.collections.contains_key(name))
+    };
+    context.state.catalog.change(&change).await
 }

@@ -34,12 +34,15 @@ const PAGE_PAYLOADS: usize = 256;
 /// that has a part of the change; 0 if the filter chooses no point.
 ///
 /// # Errors
-/// The first error of a shard, after which some points are changed and others are not.
+/// The first error of a shard, after which some points are changed and others are not; as
+/// [`RootState::check_current`].
 pub(super) async fn make(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
     change: FilterChange,
 ) -> Result<u64> {
+    // A removed collection may have no point that matches, and a newer one of its name some.
+    context.state.check_current(record, context.deadline).await?;
     let change = Arc::new(change);
     let writes = (0..record.shards).map(|shard| {
         let write = FilterWrite {

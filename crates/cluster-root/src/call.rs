@@ -101,6 +101,26 @@ impl RootContext {
         self.state.record(name)
     }
 
+    /// Lets a strong read see the newest collection of its name ([`RootState::see_newest`]).
+    ///
+    /// # Errors
+    /// As [`RootState::see_newest`].
+    pub async fn see_newest_if_strong(&self) -> Result<()> {
+        if !self.params.strong {
+            return Ok(());
+        }
+        self.state.see_newest(&self.collection, self.deadline).await
+    }
+
+    /// Returns the newest record of the collection ([`RootState::see_newest`]).
+    ///
+    /// # Errors
+    /// As [`RootState::see_newest`] and [`RootState::record`].
+    pub(super) async fn newest_record(&self) -> Result<Arc<CollectionRecord>> {
+        self.state.see_newest(&self.collection, self.deadline).await?;
+        self.state.record(&self.collection)
+    }
+
     /// Refuses a request that would create a collection which its key may not create.
     ///
     /// # Errors
@@ -182,6 +202,7 @@ impl RootCall {
             state.requests.check_room()?;
             let body: Bytes = state.requests.read_json_body(&headers, body).await?;
             let _admitted = state.requests.admit()?;
+            context.see_newest_if_strong().await?;
             handler(context, body).await
         };
         let result = Box::pin(result).await;

@@ -6,7 +6,7 @@
 use api_qdrant::json;
 use base::{Error, Result};
 use bytes::Bytes;
-use cluster_node::{CatalogChanges, CollectionChanges};
+use cluster_node::{CatalogChanges, CollectionChanges, CollectionRecord};
 use serde_json::{Value, json};
 
 use super::call::RootContext;
@@ -19,14 +19,17 @@ pub(super) async fn declare_index(context: RootContext, body: Bytes) -> Result<R
     request.check_default_tokenizer()?;
     let (data_type, params) = request.schema()?;
     let schema = json!({ "data_type": data_type, "params": params });
-    let number =
-        change(&context, |changes| changes.declare(&request.field_name, schema.clone())).await?;
+    let record = context.newest_record().await?;
+    let declare =
+        |changes: &mut CollectionChanges| changes.declare(&request.field_name, schema.clone());
+    let number = change(&context, &record, declare).await?;
     RootAnswer::of(&completed(number))
 }
 
 /// Removes the declaration of an index.
 pub(super) async fn drop_index(context: RootContext, _: Bytes) -> Result<RootAnswer> {
-    let number = change(&context, |changes| {
+    let record = context.newest_record().await?;
+    let number = change(&context, &record, |changes| {
         changes.payload_schema.remove(&context.item);
         Ok(())
     });
@@ -45,11 +48,12 @@ pub(super) async fn update(context: RootContext, body: Bytes) -> Result<RootAnsw
     let names_copies = request.replication_factor().is_some();
     // `hints` leaves out the value 1, which holds for one server, instead of `copies`.
     hints.remove(COPIES);
-    if let Some(wanted) = other_copies(&context, &request)? {
+    let record = context.newest_record().await?;
+    if let Some(wanted) = other_copies(&record, &request)? {
         hints.insert(COPIES.to_owned(), json!(wanted));
     }
     let metadata = request.metadata.unwrap_or_default();
-    change(&context, |changes| {
+    change(&context, &record, |changes| {
         if names_copies {
             // The warning about an earlier request ends.
             changes.hints.remove(COPIES);
@@ -65,10 +69,12 @@ pub(super) async fn update(context: RootContext, body: Bytes) -> Result<RootAnsw
 /// Returns the wanted number of copies if the shards of the collection have another one.
 ///
 /// # Errors
-/// `Unimplemented` if the request sets nothing else: it would have no effect at all. `NotFound`
-/// without the collection.
-fn other_copies(context: &RootContext, request: &json::UpdateCollection) -> Result<Option<u64>> {
-    let copies = context.state.record(&context.collection)?.copies;
+/// `Unimplemented` if the request sets nothing else: it would have no effect at all.
+fn other_copies(
+    record: &CollectionRecord,
+    request: &json::UpdateCollection,
+) -> Result<Option<u64>> {
+    let copies = record.copies;
     let wanted = request.replication_factor().filter(|wanted| *wanted != u64::from(copies));
     match wanted {
         Some(wanted) if request.sets_only_replication_factor() => {
@@ -82,12 +88,12 @@ fn other_copies(context: &RootContext, request: &json::UpdateCollection) -> Resu
     }
 }
 
-/// Changes the collection of the request. Returns the number of the change.
+/// Changes the collection of `record`. Returns the number of the change.
 async fn change(
     context: &RootContext,
+    record: &CollectionRecord,
     change: impl Fn(&mut CollectionChanges) -> Result<()> + Send + Sync,
 ) -> Result<u64> {
-    let record = context.state.record(&context.collection)?;
     let make = |all: &CatalogChanges| all.with_collection(&record.id, &change);
     context.state.catalog.change(&make).await
 }

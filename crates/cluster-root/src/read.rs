@@ -78,7 +78,8 @@ pub fn of_ids(
 /// fails. If all points are found, there is no second read.
 ///
 /// # Errors
-/// As [`of_ids`] and [`read_shards`].
+/// As [`of_ids`] and [`read_shards`]; `Unavailable` with retry advice if a point is absent and
+/// another root has removed the collection.
 pub async fn confirmed(
     context: &RootContext,
     record: &Arc<CollectionRecord>,
@@ -103,8 +104,15 @@ pub async fn confirmed(
     read.shards = lacking;
     read.strong = true;
     read.deadline = read.deadline.min(Instant::now() + CONFIRMATION_MAX);
-    let again = Box::pin(read_shards(&context.state, &read)).await?;
-    answers.replace(&read.shards, again);
+    // Points of a newer collection of the same name are absent from a removed one.
+    let is_current = context.state.is_current(record, read.deadline);
+    let again = Box::pin(read_shards(&context.state, &read));
+    let (again, is_current) = tokio::join!(again, is_current);
+    // If the store does not answer, shards do not answer strong reads either.
+    if matches!(is_current, Ok(false)) {
+        return Err(context.state.removed(record, context.deadline).await);
+    }
+    answers.replace(&read.shards, again?);
     Ok(answers)
 }
 

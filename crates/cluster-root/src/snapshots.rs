@@ -71,7 +71,7 @@ pub(super) async fn list(context: RootContext, _: Bytes) -> Result<RootAnswer> {
 /// Makes a snapshot of a collection.
 pub(super) async fn create(context: RootContext, _: Bytes) -> Result<RootAnswer> {
     let backups = backups(&context)?;
-    let record = context.state.record(&context.collection)?;
+    let record = context.newest_record().await?;
     let work = async move { backups.create(&record).await };
     match finished(&context, work).await? {
         Some(set) => RootAnswer::of(&describe(&set)),
@@ -470,6 +470,10 @@ mod tests {
 
         fn remove_own<'a>(&'a self, _: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
             self.calls.lock().push("remove_own");
+            Box::pin(async { Ok(true) })
+        }
+
+        fn is_current<'a>(&'a self, _: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
             Box::pin(async { Ok(true) })
         }
 

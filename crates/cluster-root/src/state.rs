@@ -241,6 +241,72 @@ impl RootState {
         let _ = tokio::time::timeout_at(deadline.min(until).into(), wait).await;
     }
 
+    /// Lets the view have the newest collection that clients call `name`. Another root may have
+    /// removed the collection a moment ago, and created another one of its name. Has no effect if
+    /// the view does not know the name.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice if the view does not have it in time; the store's error.
+    pub async fn see_newest(&self, name: &str, deadline: Instant) -> Result<()> {
+        let known = self.view.current().collection(name).cloned();
+        let Some(record) = known else { return Ok(()) };
+        if self.is_current(&record, deadline).await? {
+            return Ok(());
+        }
+        let wait = async {
+            self.read_again(deadline).await;
+            self.wait_served(name).await;
+        };
+        let until = deadline.min(Instant::now() + NAME_WAIT_MAX);
+        // A missing holder is an error of the request itself.
+        let _ = tokio::time::timeout_at(until.into(), wait).await;
+        let is_seen = self.view.current().by_id(&record.id).is_some();
+        if is_seen { Err(replaced(&record)) } else { Ok(()) }
+    }
+
+    /// Checks that no other root has removed a collection. If one has, reads the collections once
+    /// more, so that the next request finds the newest.
+    ///
+    /// # Errors
+    /// `Unavailable` with retry advice for a removed collection; the store's error.
+    pub async fn check_current(&self, record: &CollectionRecord, deadline: Instant) -> Result<()> {
+        if self.is_current(record, deadline).await? {
+            return Ok(());
+        }
+        Err(self.removed(record, deadline).await)
+    }
+
+    /// Reads the collections once more. Returns the error of a request for a removed collection.
+    pub(super) async fn removed(&self, record: &CollectionRecord, deadline: Instant) -> Error {
+        self.read_again(deadline).await;
+        replaced(record)
+    }
+
+    /// Returns true if the store has this record under its name.
+    ///
+    /// # Errors
+    /// The store's error; `Unavailable` with retry advice at the deadline.
+    pub(super) async fn is_current(
+        &self,
+        record: &CollectionRecord,
+        deadline: Instant,
+    ) -> Result<bool> {
+        let read = tokio::time::timeout_at(deadline.into(), self.catalog.is_current(record)).await;
+        read.unwrap_or_else(|_| {
+            let reason = "the request timed out before the store answered for its collection";
+            Err(Error::unavailable(reason).with_retry_after(LOAD_RETRY))
+        })
+    }
+
+    /// Reads the collections once more, for at most [`NAME_WAIT_MAX`]. Has no effect if
+    /// [`NAME_WAITS_AT_ONCE_MAX`] requests wait.
+    pub(super) async fn read_again(&self, deadline: Instant) {
+        let Ok(_permit) = self.name_waits.try_acquire() else { return };
+        let until = deadline.min(Instant::now() + NAME_WAIT_MAX);
+        // At the end of the time the view stays as it is.
+        let _ = tokio::time::timeout_at(until.into(), self.catalog.read_again()).await;
+    }
+
     /// Waits until the view has a holder of each shard of a collection. Ends at once if the view
     /// does not have the collection.
     async fn wait_served(&self, name: &str) {
@@ -281,4 +347,13 @@ impl RootState {
             Error::not_found(format!("there is no collection {shown:?}"))
         })
     }
+}
+
+/// Returns the error of a request for a collection that another root has removed.
+fn replaced(record: &CollectionRecord) -> Error {
+    let name = &record.name;
+    Error::unavailable(format!(
+        "collection \"{name}\" was just removed or created again; send the request again"
+    ))
+    .with_retry_after(LOAD_RETRY)
 }

@@ -350,6 +350,20 @@ impl StoreCatalog {
         }
     }
 
+    /// Returns true if the store has the record of this collection. A damaged record may be it.
+    ///
+    /// # Errors
+    /// As [`StoreCatalog::check_identity`].
+    async fn has_record_of(&self, record: &CollectionRecord) -> Result<bool> {
+        match self.record(&self.key(&record.name)).await {
+            Ok(Some(found)) if found.id == record.id => Ok(true),
+            // A directory that is not mounted any more has no records.
+            Ok(_) => self.check_identity().await.map(|()| false),
+            Err(error) if error.kind() == ErrorKind::DataLoss => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Puts a version of aliases and changes into the view, unless that has a newer one.
     fn take_changes(&self, version: ChangesVersion) {
         let mut known = self.known_changes.lock();
@@ -542,6 +556,10 @@ impl CollectionCatalog for StoreCatalog {
 
     fn remove_own<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
         Box::pin(self.remove_record_of(&record.name, Some(&record.id)))
+    }
+
+    fn is_current<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(self.has_record_of(record))
     }
 
     fn change<'a>(

@@ -96,6 +96,21 @@ async fn an_own_record_is_removed_and_that_of_another_stays() {
 }
 
 #[tokio::test]
+async fn a_replaced_collection_is_not_current() {
+    let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
+    let catalog = StoreCatalog::new(place, ViewUpdater::new());
+    let old = record("a");
+    let new = CollectionRecord { id: "newer".to_owned(), ..record("a") };
+    assert!(catalog.create_record(&old).await.unwrap());
+    assert!(catalog.has_record_of(&old).await.unwrap());
+    assert!(catalog.remove_record("a").await.unwrap());
+    assert!(!catalog.has_record_of(&old).await.unwrap());
+    assert!(catalog.create_record(&new).await.unwrap());
+    assert!(!catalog.has_record_of(&old).await.unwrap());
+    assert!(catalog.has_record_of(&new).await.unwrap());
+}
+
+#[tokio::test]
 async fn an_unreadable_record_is_no_removed_collection() {
     let place = StorePlace::new(Arc::new(InMemory::new()), "", "memory");
     let catalog = StoreCatalog::new(place.clone(), ViewUpdater::new());

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
+use cluster_node::CollectionRecord;
 use cluster_root::reads::catch_up;
 use http::{Method, Request};
 use search::points::PointId;
@@ -105,6 +106,58 @@ async fn an_unknown_name_reads_the_collections_again() {
     // A creation and a removal read the record themselves.
     root.send(Method::DELETE, "/collections/other", &Value::Null).await;
     assert_eq!(root.metrics.cluster.name_waits.get(), 2);
+}
+
+/// Returns a root over two nodes. Another root has replaced the collection "c" by one with the id
+/// "newer" a moment ago.
+async fn replaced_collection() -> (TestRoot, [Arc<FakeNode>; 2]) {
+    let (root, nodes) = two_nodes().await;
+    root.view.update(|view| {
+        for node in view.nodes.values_mut() {
+            node.serving.insert("newer".to_owned(), (0..SHARDS).collect());
+        }
+    });
+    let newer = CollectionRecord { id: "newer".to_owned(), ..record(SHARDS, "Dot") };
+    root.unread.lock().push(newer);
+    (root, nodes)
+}
+
+#[tokio::test]
+async fn a_strong_read_sees_a_replaced_collection() {
+    let (root, nodes) = replaced_collection().await;
+    root.post("points/count?consistency=strong", &json!({})).await.result();
+    let reads: Vec<Value> = nodes.iter().flat_map(|node| node.taken_reads()).collect();
+    assert!(!reads.is_empty() && reads.iter().all(|read| read["collection"] == "newer"));
+    // The point may be in the newer collection.
+    let (root, _nodes) = replaced_collection().await;
+    let absent = root.post("points", &json!({"ids": [1000]})).await;
+    assert_eq!((absent.status, &absent.headers["retry-after"]), (503, &"1".parse().unwrap()));
+    assert_eq!(root.post("points", &json!({"ids": [1000]})).await.result(), &json!([]));
+}
+
+#[tokio::test]
+async fn a_replaced_collection_gets_changes() {
+    let (root, _nodes) = replaced_collection().await;
+    let index = json!({"field_name": "f", "field_schema": "keyword"});
+    root.put("index", &index).await.result();
+    let changed = root.view.source().current().changes.collections.clone();
+    assert_eq!(changed["newer"].payload_schema["f"]["data_type"], "keyword");
+
+    let (root, nodes) = replaced_collection().await;
+    let filter = json!({"filter": {"must": [{"key": "n", "match": {"value": 1}}]}});
+    let refused = root.post("points/delete", &filter).await;
+    assert_eq!((refused.status, &refused.headers["retry-after"]), (503, &"1".parse().unwrap()));
+    assert!(nodes.iter().all(|node| node.taken_reads().is_empty()));
+}
+
+#[tokio::test]
+async fn an_alias_may_name_a_collection_of_another_root() {
+    let root = TestRoot::with_collection(1, "Dot");
+    root.unread.lock().push(CollectionRecord { name: "d".to_owned(), ..record(1, "Dot") });
+    let create = json!({"create_alias": {"alias_name": "live", "collection_name": "d"}});
+    let actions = json!({ "actions": [create] });
+    root.send(Method::POST, "/collections/aliases", &actions).await.result();
+    assert_eq!(root.view.source().current().changes.aliases["live"], "d");
 }
 
 #[tokio::test]

@@ -256,6 +256,12 @@ impl CollectionCatalog for MemoryCatalog {
         Box::pin(async move { Ok(removed) })
     }
 
+    fn is_current<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+        let is_other = |it: &CollectionRecord| it.name == record.name && it.id != record.id;
+        let is_replaced = self.unread.lock().iter().any(is_other);
+        Box::pin(async move { Ok(!is_replaced) })
+    }
+
     fn change<'a>(
         &'a self,
         change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),

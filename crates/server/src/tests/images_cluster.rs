@@ -110,6 +110,10 @@ impl CollectionCatalog for OneNode {
         Box::pin(async { Ok(true) })
     }
 
+    fn is_current<'a>(&'a self, _: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(async { Ok(true) })
+    }
+
     fn change<'a>(
         &'a self,
         change: &'a (dyn Fn(&CatalogChanges) -> Result<CatalogChanges> + Send + Sync),
