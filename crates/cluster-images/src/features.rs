@@ -7,7 +7,7 @@ use api_images::{
     CheckedPoints, ImageInput, ImageKind, LoggedPoint, WantedImages, features_operation,
     read_features,
 };
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_root::split::{OPERATION_BYTES_MAX, ShardOperations, chunks, shard_of_id};
 use cluster_root::writes::{check_ids, deliver_each};
@@ -95,6 +95,10 @@ async fn write_points(
     let shards = target.record.shards;
     let operations = context.compute(bytes, move || operations(points, shards)).await?;
     let errors = deliver_each(context, &target.record, operations).await;
+    // The same request creates the collection again, or finds a newer one.
+    if errors.values().any(|error| error.kind() == ErrorKind::NotFound) {
+        return Err(context.state.removed(&target.record, context.deadline).await);
+    }
     let failed = failed_points(&ids, &errors, shards)?;
     Ok(WrittenFeatures::of(&ids, &before, failed))
 }

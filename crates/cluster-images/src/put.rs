@@ -11,7 +11,7 @@ use api_images::{
     ExtractedImage, ExtractionPriority, ImageInput, ImageKind, ImagesState, WantedImages,
     check_bulk_params, image_id, images_operation, original_key, present_answer,
 };
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster_node::{ShardKey, new_id};
 use cluster_root::split::shard_of_id;
@@ -320,8 +320,15 @@ impl ImagePut<'_> {
                 Err(error) => tracing::debug!(%id, %error, "an image is not looked up again"),
             }
         }
+        let record = target.record.clone();
         let upload = self.store_original(target, &extracted, bytes).await?;
-        Box::pin(self.write(upload, seen, extracted.added())).await
+        match Box::pin(self.write(upload, seen, extracted.added())).await {
+            // The next upload of the image creates the collection again, or finds a newer one.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                Err(self.context.state.removed(&record, self.context.deadline).await)
+            }
+            written => written,
+        }
     }
 
     /// Returns the number of an entry that every later lookup of the image sees.
@@ -462,8 +469,6 @@ impl ImagePut<'_> {
 
 #[cfg(test)]
 mod tests {
-    use base::ErrorKind;
-
     use super::*;
 
     #[test]

@@ -277,7 +277,7 @@ impl RootState {
     }
 
     /// Reads the collections once more. Returns the error of a request for a removed collection.
-    pub(super) async fn removed(&self, record: &CollectionRecord, deadline: Instant) -> Error {
+    pub async fn removed(&self, record: &CollectionRecord, deadline: Instant) -> Error {
         self.read_again(deadline).await;
         replaced(record)
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use api_qdrant::BoxFuture;
@@ -50,6 +50,8 @@ struct OneNode {
     /// Held for reading by the answer to a removal of points.
     removals: Arc<RwLock<()>>,
     conditions: Arc<Mutex<Conditions>>,
+    /// True if another root has removed the collections, which this one has not seen.
+    removed: Arc<AtomicBool>,
 }
 
 /// Reason for which the owner of a shard refuses the write of an image.
@@ -111,7 +113,7 @@ impl CollectionCatalog for OneNode {
     }
 
     fn is_current<'a>(&'a self, _: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(async { Ok(true) })
+        Box::pin(async { Ok(!self.removed.load(Ordering::Relaxed)) })
     }
 
     fn change<'a>(
@@ -131,6 +133,9 @@ impl CollectionCatalog for OneNode {
     }
 
     fn read_again(&self) -> BoxFuture<'_, ()> {
+        if self.removed.swap(false, Ordering::Relaxed) {
+            self.view.update(|view| view.collections.clear());
+        }
         Box::pin(async {})
     }
 }
@@ -256,6 +261,7 @@ impl Spread {
             entry: Arc::new(AtomicU64::new(1)),
             removals: Arc::default(),
             conditions: Arc::default(),
+            removed: Arc::default(),
         };
         let removals = node.removals.clone();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -477,6 +483,23 @@ fn an_upload_that_loses_a_race_finds_the_image() {
     assert_eq!(spread.node.conditions.lock().unwrap().seen, (0..9).collect::<Vec<u64>>());
     assert_eq!((spread.puts("added"), spread.puts("present")), (4, 1));
     assert_eq!(spread.good("GET", "", Sent::Nothing)["count"], 5);
+}
+
+/// Another root has removed the collection a moment ago.
+#[test]
+fn an_image_of_a_removed_collection_is_not_present() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    let path = "?shard_number=1&replication_factor=1&name=own.jpg";
+    let image = picture(1);
+    let added = spread.good("PUT", path, Sent::Image(&image));
+    spread.node.removed.store(true, Ordering::Relaxed);
+    assert_eq!(spread.send("PUT", path, Sent::Image(&image)).0, 503);
+    assert_eq!(spread.good("PUT", path, Sent::Image(&image)), added, "to a new collection");
+    spread.node.removed.store(true, Ordering::Relaxed);
+    let ids = json!({ "ids": [added["id"]] });
+    let missing = spread.good("POST", "/missing", Sent::Json(&ids));
+    assert_eq!(missing, json!({ "missing": [added["id"]] }));
 }
 
 /// Groups of a collection: the ids of the images of each, the pairs, and the summary.
