@@ -25,6 +25,8 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     call.query.route_parameters::<NoRouteParams>()?;
     let _admitted = call.admit()?;
     let context = &call.context;
+    // A client takes 404 for a removed image, and a newer collection may have it.
+    context.state.see_newest(&context.collection, context.deadline).await?;
     let target = ImageTarget::open(context)?;
     let id: PointId = context.item.parse()?;
     // A holder that lags may not have the image yet.
@@ -38,11 +40,13 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
     Ok(Reply::json(json!({ "deleted": context.item }).to_string()))
 }
 
-/// Removes a collection. Its objects are removed from the store later.
+/// Removes a collection, also by its alias. Its objects are removed from the store later.
 pub(super) async fn collection(call: ImageCall) -> Result<Reply> {
     call.query.route_parameters::<NoRouteParams>()?;
     let _admitted = call.admit()?;
     let target = ImageTarget::open(&call.context)?;
-    remove_named(&call.context).await?;
-    Ok(Reply::json(json!({ "deleted": target.record.name }).to_string()))
+    let mut context = call.context.clone();
+    context.collection.clone_from(&target.record.name);
+    remove_named(&context).await?;
+    Ok(Reply::json(json!({ "deleted": call.context.collection }).to_string()))
 }

@@ -103,7 +103,11 @@ impl CollectionCatalog for OneNode {
     }
 
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>> {
-        self.view.update(|view| drop(view.collections.remove(name)));
+        self.view.update(|view| {
+            if let Some(removed) = view.collections.remove(name) {
+                view.owners.retain(|key, _| *key.collection != *removed.id);
+            }
+        });
         Box::pin(async { Ok(true) })
     }
 
@@ -483,6 +487,22 @@ fn an_upload_that_loses_a_race_finds_the_image() {
     assert_eq!(spread.node.conditions.lock().unwrap().seen, (0..9).collect::<Vec<u64>>());
     assert_eq!((spread.puts("added"), spread.puts("present")), (4, 1));
     assert_eq!(spread.good("GET", "", Sent::Nothing)["count"], 5);
+}
+
+#[test]
+fn a_collection_is_removed_by_its_alias() {
+    let dir = tempfile::tempdir().unwrap();
+    let spread = Spread::start(dir.path());
+    spread.good("PUT", "?shard_number=1&replication_factor=1", Sent::Image(&picture(1)));
+    let create = json!({"create_alias": {"alias_name": "live", "collection_name": "spread"}});
+    let actions = json!({ "actions": [create] });
+    let root = &spread.root;
+    let (status, _) = spread.ask(root, "POST", "/collections/aliases", Sent::Json(&actions));
+    assert_eq!(status, 200);
+    let (status, body) = spread.ask(root, "DELETE", "/v1/images/live", Sent::Nothing);
+    let answer: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((status, answer), (200, json!({ "deleted": "live" })));
+    assert_eq!(spread.send("GET", "", Sent::Nothing).0, 404);
 }
 
 /// Another root has removed the collection a moment ago.
