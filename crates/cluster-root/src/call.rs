@@ -121,6 +121,17 @@ impl RootContext {
         self.state.record(&self.collection)
     }
 
+    /// Reads the collections once more if this root does not know one of `names`, which the request
+    /// names in addition to its own. Another root may have created it a moment ago.
+    pub(super) async fn wait_others(&self, names: &[&str]) {
+        let view = self.state.view.current();
+        let mut names = names.iter().filter(|name| self.sees(name));
+        let unknown = names.find(|name| view.collection(name).is_none());
+        if let Some(name) = unknown {
+            self.state.wait_known(name, self.deadline).await;
+        }
+    }
+
     /// Refuses a request that would create a collection which its key may not create.
     ///
     /// # Errors

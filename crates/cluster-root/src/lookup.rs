@@ -30,6 +30,9 @@ struct OtherPoints {
 /// no such collection or point; `InvalidArgument` if its vector has another name or size; as
 /// [`QueriedCollection::point_vectors`].
 pub(super) async fn resolve(run: &QueriedCollection<'_>, queries: &mut [RootQuery]) -> Result<()> {
+    let lookups = queries.iter().filter_map(|query| query.request.lookup_from.as_ref());
+    let names: Vec<&str> = lookups.map(|lookup| lookup.collection.as_str()).collect();
+    run.context.wait_others(&names).await;
     // By the id of the collection.
     let mut others: BTreeMap<String, OtherPoints> = BTreeMap::new();
     // For each query, the id of the other collection.

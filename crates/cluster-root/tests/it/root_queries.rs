@@ -272,6 +272,17 @@ async fn with_other() -> (TestRoot, Arc<FakeNode>) {
 }
 
 #[tokio::test]
+async fn vectors_come_from_a_new_collection_of_another_root() {
+    let (root, _node) = with_other().await;
+    let mut removed = None;
+    root.view.update(|view| removed = view.collections.remove("other"));
+    root.unread.lock().extend(removed);
+    let lookup = json!({"collection": "other", "vector": "v"});
+    let query = json!({"query": 7, "lookup_from": lookup, "limit": 1});
+    assert_eq!(ids(root.post("points/query", &query).await.result()), [39]);
+}
+
+#[tokio::test]
 async fn vectors_come_from_another_collection() {
     let (root, node) = with_other().await;
     let lookup = json!({"collection": "other", "vector": "v"});
