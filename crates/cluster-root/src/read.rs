@@ -108,8 +108,7 @@ pub async fn confirmed(
     let is_current = context.state.is_current(record, read.deadline);
     let again = Box::pin(read_shards(&context.state, &read));
     let (again, is_current) = tokio::join!(again, is_current);
-    // If the store does not answer, shards do not answer strong reads either.
-    if matches!(is_current, Ok(false)) {
+    if !is_current {
         return Err(context.state.removed(record, context.deadline).await);
     }
     answers.replace(&read.shards, again?);

@@ -246,11 +246,11 @@ impl RootState {
     /// the view does not know the name.
     ///
     /// # Errors
-    /// `Unavailable` with retry advice if the view does not have it in time; the store's error.
+    /// `Unavailable` with retry advice if the view does not have it in time.
     pub async fn see_newest(&self, name: &str, deadline: Instant) -> Result<()> {
         let known = self.view.current().collection(name).cloned();
         let Some(record) = known else { return Ok(()) };
-        if self.is_current(&record, deadline).await? {
+        if self.is_current(&record, deadline).await {
             return Ok(());
         }
         let wait = async {
@@ -268,9 +268,9 @@ impl RootState {
     /// more, so that the next request finds the newest.
     ///
     /// # Errors
-    /// `Unavailable` with retry advice for a removed collection; the store's error.
+    /// `Unavailable` with retry advice for a removed collection.
     pub async fn check_current(&self, record: &CollectionRecord, deadline: Instant) -> Result<()> {
-        if self.is_current(record, deadline).await? {
+        if self.is_current(record, deadline).await {
             return Ok(());
         }
         Err(self.removed(record, deadline).await)
@@ -282,20 +282,20 @@ impl RootState {
         replaced(record)
     }
 
-    /// Returns true if the store has this record under its name.
-    ///
-    /// # Errors
-    /// The store's error; `Unavailable` with retry advice at the deadline.
-    pub(super) async fn is_current(
-        &self,
-        record: &CollectionRecord,
-        deadline: Instant,
-    ) -> Result<bool> {
-        let read = tokio::time::timeout_at(deadline.into(), self.catalog.is_current(record)).await;
-        read.unwrap_or_else(|_| {
-            let reason = "the request timed out before the store answered for its collection";
-            Err(Error::unavailable(reason).with_retry_after(LOAD_RETRY))
-        })
+    /// Returns false if the store has no record of this collection. Returns true if the store does
+    /// not answer this root within [`NAME_WAIT_MAX`]: the holders and owners that the root knows may
+    /// reach the store.
+    pub(super) async fn is_current(&self, record: &CollectionRecord, deadline: Instant) -> bool {
+        let until = deadline.min(Instant::now() + NAME_WAIT_MAX);
+        let read = tokio::time::timeout_at(until.into(), self.catalog.is_current(record)).await;
+        match read {
+            Ok(Ok(is_current)) => is_current,
+            Ok(Err(error)) => {
+                tracing::debug!(collection = record.name, %error, "a record is not compared");
+                true
+            }
+            Err(_) => true,
+        }
     }
 
     /// Reads the collections once more, for at most [`NAME_WAIT_MAX`]. Has no effect if

@@ -353,8 +353,11 @@ impl StoreCatalog {
     /// Returns true if the store has the record of this collection. A damaged record may be it.
     ///
     /// # Errors
-    /// As [`StoreCatalog::check_identity`].
+    /// As [`StoreCatalog::check_identity`]; `Unavailable` at once if the last reading failed.
     async fn has_record_of(&self, record: &CollectionRecord) -> Result<bool> {
+        if self.failing_for().is_some() {
+            return Err(Error::unavailable("the last reading of the collections failed"));
+        }
         match self.record(&self.key(&record.name)).await {
             Ok(Some(found)) if found.id == record.id => Ok(true),
             // A directory that is not mounted any more has no records.
