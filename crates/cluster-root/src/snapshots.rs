@@ -139,7 +139,7 @@ pub(super) async fn upload(call: SnapshotCall) -> Result<RootAnswer> {
     let limits = upload_limits(context.state.requests.limits.client_timeout);
     // Until the body is complete, its bytes do not belong to a next request.
     let receiving = header_timeout.complete();
-    let (target, backups) = match new_collection(&context, &params) {
+    let (target, backups) = match new_collection(&context, &params).await {
         Ok(new) => new,
         Err(error) => {
             // A client that reads only after sending gets the error.
@@ -164,13 +164,13 @@ pub(super) async fn upload(call: SnapshotCall) -> Result<RootAnswer> {
 }
 
 /// Returns the collection that an upload creates, and the backups that take it.
-fn new_collection(
+async fn new_collection(
     context: &RootContext,
     params: &TransferParams,
 ) -> Result<(ImportTarget, Arc<ClusterBackups>)> {
     let target = params.target(&context.collection)?;
     context.check_creates()?;
-    check_free(context, &target.name)?;
+    check_free(context, &target.name).await?;
     Ok((target, backups(context)?))
 }
 
@@ -191,7 +191,7 @@ pub(super) async fn recover(call: SnapshotCall) -> Result<RootAnswer> {
         ));
     }
     let target = params.target(&context.collection)?;
-    check_free(&context, &target.name)?;
+    check_free(&context, &target.name).await?;
     let backups = backups(&context)?;
     let state = context.state.clone();
     if !request.location.contains("://") {
@@ -355,7 +355,9 @@ async fn find(
     backups.get(collection, &id).await.map(Arc::new)
 }
 
-fn check_free(context: &RootContext, name: &str) -> Result<()> {
+async fn check_free(context: &RootContext, name: &str) -> Result<()> {
+    // Another root may have removed the collection a moment ago.
+    context.state.see_newest(name, context.deadline).await?;
     let view = context.state.loaded_view()?;
     if view.collections.contains_key(name) || view.changes.aliases.contains_key(name) {
         return Err(name_exists(name));

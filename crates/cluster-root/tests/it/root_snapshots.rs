@@ -1,5 +1,7 @@
 //! Uploads and recoveries of snapshots that a root refuses before it reads an archive.
 
+use std::sync::atomic::Ordering;
+
 use serde_json::{Value, json};
 
 use crate::root_support::TestRoot;
@@ -35,4 +37,14 @@ async fn a_recovery_names_refused_parameters() {
     }
     let taken = root.put("snapshots/recover", &json!({ "location": location })).await;
     assert_eq!(taken.status, 409);
+}
+
+#[tokio::test]
+async fn the_name_of_a_collection_that_another_root_removed_is_free() {
+    let root = TestRoot::with_collection(2, "Dot");
+    root.removed.store(true, Ordering::Relaxed);
+    let location = json!({"location": "file:///tmp/docs.snapshot"});
+    // This root has no backups.
+    assert_ne!(root.put("snapshots/recover", &location).await.status, 409);
+    assert!(root.view.source().current().collections.is_empty());
 }

@@ -227,6 +227,7 @@ pub(crate) struct MemoryCatalog {
     view: ViewUpdater,
     loaded: Arc<AtomicBool>,
     unread: Arc<Mutex<Vec<CollectionRecord>>>,
+    removed: Arc<AtomicBool>,
     hangs: Arc<AtomicBool>,
 }
 
@@ -258,7 +259,8 @@ impl CollectionCatalog for MemoryCatalog {
 
     fn is_current<'a>(&'a self, record: &'a CollectionRecord) -> BoxFuture<'a, Result<bool>> {
         let is_other = |it: &CollectionRecord| it.name == record.name && it.id != record.id;
-        let is_replaced = self.unread.lock().iter().any(is_other);
+        let is_replaced =
+            self.removed.load(Ordering::Relaxed) || self.unread.lock().iter().any(is_other);
         Box::pin(async move { Ok(!is_replaced) })
     }
 
@@ -283,7 +285,9 @@ impl CollectionCatalog for MemoryCatalog {
             return Box::pin(std::future::pending());
         }
         let read = std::mem::take(&mut *self.unread.lock());
+        let is_removed = self.removed.swap(false, Ordering::Relaxed);
         self.view.update(|view| {
+            view.collections.retain(|_, _| !is_removed);
             view.collections.extend(read.into_iter().map(|record| (record.name.clone(), record)));
         });
         Box::pin(async {})
@@ -311,6 +315,8 @@ pub(crate) struct TestRoot {
     pub(crate) loaded: Arc<AtomicBool>,
     /// Collections of other roots, which the next reading of the store finds.
     pub(crate) unread: Arc<Mutex<Vec<CollectionRecord>>>,
+    /// True if another root has removed the collections, which this one has not seen.
+    pub(crate) removed: Arc<AtomicBool>,
     /// True if readings of the store do not end.
     pub(crate) hangs: Arc<AtomicBool>,
     router: Router,
@@ -356,11 +362,13 @@ impl TestRoot {
         let view = ViewUpdater::new();
         let loaded = Arc::new(AtomicBool::new(true));
         let unread = Arc::<Mutex<Vec<CollectionRecord>>>::default();
+        let removed = Arc::<AtomicBool>::default();
         let hangs = Arc::<AtomicBool>::default();
         let catalog = Arc::new(MemoryCatalog {
             view: view.clone(),
             loaded: loaded.clone(),
             unread: unread.clone(),
+            removed: removed.clone(),
             hangs: hangs.clone(),
         });
         let client = HttpClient::new(None);
@@ -368,7 +376,7 @@ impl TestRoot {
         let state = RootState::new("this-root", own, client, view.source(), catalog);
         let state = Arc::new(state);
         let router = further(&state).merge(routes().with_state(state));
-        TestRoot { view, metrics, requests, loaded, unread, hangs, router }
+        TestRoot { view, metrics, requests, loaded, unread, removed, hangs, router }
     }
 
     /// Creates a root with the collection "c" of `shards` shards.
