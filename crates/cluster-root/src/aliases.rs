@@ -32,8 +32,8 @@ pub(super) async fn change(context: RootContext, body: Bytes) -> Result<RootAnsw
     let request: json::ChangeAliases = json::parse(&body)?;
     let actions = request.changes();
     match make(&context, &actions).await {
-        // Another root may have created the collection a moment ago.
-        Err(error) if error.kind() == ErrorKind::NotFound => {
+        // Another root may have created or removed a collection a moment ago.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {
             context.state.read_again(context.deadline).await;
             make(&context, &actions).await?
         }

@@ -158,6 +158,21 @@ async fn an_alias_may_name_a_collection_of_another_root() {
     let actions = json!({ "actions": [create] });
     root.send(Method::POST, "/collections/aliases", &actions).await.result();
     assert_eq!(root.view.source().current().changes.aliases["live"], "d");
+    // Only the catalog knows if another root has removed the alias.
+    let vectors = json!({"vectors": {"size": 2, "distance": "Dot"}});
+    root.send(Method::PUT, "/collections/live?timeout=1", &vectors).await;
+    assert!(root.view.source().current().collections.contains_key("live"));
+}
+
+#[tokio::test]
+async fn an_alias_may_have_the_name_of_a_removed_collection() {
+    let root = TestRoot::with_collection(1, "Dot");
+    root.removed.store(true, Ordering::Relaxed);
+    root.unread.lock().push(CollectionRecord { name: "d".to_owned(), ..record(1, "Dot") });
+    let create = json!({"create_alias": {"alias_name": "c", "collection_name": "d"}});
+    let actions = json!({ "actions": [create] });
+    root.send(Method::POST, "/collections/aliases", &actions).await.result();
+    assert_eq!(root.view.source().current().changes.aliases["c"], "d");
 }
 
 #[tokio::test]
