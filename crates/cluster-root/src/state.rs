@@ -283,8 +283,8 @@ impl RootState {
     }
 
     /// Returns false if the store has no record of this collection. Returns true if the store does
-    /// not answer this root within [`NAME_WAIT_MAX`]: the holders and owners that it knows may reach
-    /// the store.
+    /// not answer this root within [`NAME_WAIT_MAX`]. The holders and owners that this root knows
+    /// may reach the store.
     pub(super) async fn is_current(&self, record: &CollectionRecord, deadline: Instant) -> bool {
         let until = deadline.min(Instant::now() + NAME_WAIT_MAX);
         let read = tokio::time::timeout_at(until.into(), self.catalog.is_current(record)).await;
