@@ -5,6 +5,7 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 tf1 = tf.compat.v1
 FEATURES = 26
@@ -218,6 +219,24 @@ def two_signatures(path: pathlib.Path) -> pathlib.Path:
     return export(path, root, {"serving_default": root.f, "custom_signature_key": root.g})
 
 
+def placed_on_gpu(path: pathlib.Path) -> pathlib.Path:
+    """A graph of TensorFlow 1 whose operations are placed on a GPU, as a trainer with GPUs exports it."""
+
+    def build():
+        x = tf1.placeholder(tf.float32, [None, 1])
+        weight = tf1.get_variable("weight", initializer=[[4.0]], use_resource=True)
+        y = tf.matmul(x, weight)
+        return {"serving_default": tf1.saved_model.predict_signature_def({"x": x}, {"y": y})}, []
+
+    _version_1(path, build)
+    file = path / "saved_model.pb"
+    model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    for node in model.meta_graphs[0].graph_def.node:
+        node.device = "/device:GPU:0"
+    file.write_bytes(model.SerializeToString())
+    return path
+
+
 def keras_sequential(path: pathlib.Path) -> pathlib.Path:
     """A Keras Sequential model saved by tf.saved_model.save: the identity."""
     model = keras.Sequential([keras.Input((1,), dtype="float32", name="x"), keras.layers.Identity(name="y")])
@@ -309,6 +328,7 @@ MODELS = {
     "recommender": recommender,
     "product": product,
     "two_signatures": two_signatures,
+    "placed_on_gpu": placed_on_gpu,
     "keras_sequential": keras_sequential,
     "counter": counter,
     "types": types,

@@ -34,6 +34,7 @@ REQUESTS = {
     "half_plus_two": {"x": random(7, 1)},
     "half_plus_three": {"x": random(1, 1)},
     "product": {"x": random(3, 2, 2)},
+    "placed_on_gpu": {"x": random(3, 1)},
     "keras_sequential": {"x": random(4, 1)},
     "keras_preprocessing": {"colour": strings(WORDS).reshape(-1, 1), "price": random(len(WORDS), 1) * 5 + 10},
     "vocabulary": {"word": strings(WORDS)},

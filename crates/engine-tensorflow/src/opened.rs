@@ -324,6 +324,8 @@ impl ConfiguredOptions {
         let config = SessionConfig {
             intra_op_parallelism_threads: threads(options.intra_op_threads)?,
             inter_op_parallelism_threads: inter,
+            // A graph that was exported on a machine with GPUs may name a GPU for its operations.
+            allow_soft_placement: true,
             use_per_session_threads: inter > 1,
         }
         .encode_to_vec();

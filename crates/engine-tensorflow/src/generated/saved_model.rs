@@ -277,6 +277,8 @@ pub struct SessionConfig {
     pub intra_op_parallelism_threads: i32,
     #[prost(int32, tag = "5")]
     pub inter_op_parallelism_threads: i32,
+    #[prost(bool, tag = "7")]
+    pub allow_soft_placement: bool,
     #[prost(bool, tag = "9")]
     pub use_per_session_threads: bool,
 }

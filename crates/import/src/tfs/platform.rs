@@ -120,6 +120,8 @@ impl SessionThreads {
         let rest = ConfigProto {
             intra_op_parallelism_threads: 0,
             inter_op_parallelism_threads: 0,
+            // Sessions always have it.
+            allow_soft_placement: false,
             ..config.clone()
         };
         let note =
