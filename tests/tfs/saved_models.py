@@ -268,6 +268,26 @@ def counter(path: pathlib.Path) -> pathlib.Path:
     return export(path, module, {"serving_default": module.add, "get": module.get})
 
 
+def ragged_default(path: pathlib.Path) -> pathlib.Path:
+    """A default signature with a ragged output, which cannot be served, beside one that changes a variable."""
+
+    class Ragged(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.count = tf.Variable(0.0, name="count")
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+        def add(self, x):
+            return {"count": self.count.assign_add(x)}
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="x")])
+        def split(self, x):
+            return {"words": tf.strings.split([x])}
+
+    module = Ragged()
+    return export(path, module, {"serving_default": module.split, "add": module.add})
+
+
 def types(path: pathlib.Path) -> pathlib.Path:
     """One input and one output of each type that Python can send."""
     kinds = [tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
@@ -331,6 +351,7 @@ MODELS = {
     "placed_on_gpu": placed_on_gpu,
     "keras_sequential": keras_sequential,
     "counter": counter,
+    "ragged_default": ragged_default,
     "types": types,
     "bytes_out": bytes_out,
     "check_fails": check_fails,

@@ -88,6 +88,14 @@ def test_plain_strings(server):
     assert (row["id"], row["row"], row["word"]) == (1, [2.0, 3.0], "GREEN")
 
 
+def test_no_signature_takes_the_place_of_the_default_one(server):
+    answer = server.post("ragged_default:predict", {"inputs": 1.0})
+    assert answer.status_code == 400, answer.text
+    assert "the model has add; signatures that cannot be run: serving_default" in answer.json()["error"]
+    answer = server.post("ragged_default:predict", {"inputs": 1.0, "signature_name": "add"})
+    assert answer.json() == {"outputs": 1.0}
+
+
 def test_another_signature(server):
     body = {"signature_name": "custom_signature_key", "instances": [5.0]}
     assert server.post("two_signatures:predict", body).json() == {"predictions": [2.0]}

@@ -13,6 +13,8 @@ use base::{DType, Error, NamedTensor, Result, Signature, Tensor};
 use engine::{DefaultValue, ExampleSettings, NamedSignature, Servable};
 use protocol::tfs::{self, ClassOutputs, ExampleResult, Examples, FeatureValue, Reserve};
 
+use crate::signatures::default_name;
+
 /// Input of a signature for examples.
 const INPUTS: &str = "inputs";
 /// Outputs of a signature for Classify.
@@ -98,7 +100,7 @@ impl ExamplePlan {
         method: ExampleMethod,
         check_method: bool,
     ) -> Result<ExamplePlan> {
-        let name = if signature.is_empty() { servable.signature_name() } else { signature };
+        let name = if signature.is_empty() { default_name(servable) } else { signature };
         let run = servable.signature_servable(name).map_err(|error| {
             let shown: String = name.chars().take(64).collect();
             Error::invalid(format!("No signature was found with the name: {shown}"))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
-use engine::{NamedSignature, Servable};
+use engine::{DEFAULT_SIGNATURE, NamedSignature, Servable};
 use inference::InferenceService;
 use lifecycle::{Catalog, LifecycleState, RequestKey, Route};
 use protocol::tfs::{self, SignatureInfo};
@@ -142,17 +142,27 @@ pub fn assign(
     Ok(Route { servable: select(route.servable, name)?, ..route })
 }
 
+/// Returns the name of the signature that a request of TensorFlow Serving's API means if it names
+/// none. Another signature could change the model's state or give an answer of another meaning.
+pub(crate) fn default_name(servable: &Servable) -> &str {
+    if servable.is_default_signature() { servable.signature_name() } else { DEFAULT_SIGNATURE }
+}
+
 /// Returns the version under its signature `name`, or its default one if the name is empty, for
 /// Predict. If `check_method` is set, the signature's method must be one of TensorFlow Serving's.
 ///
 /// # Errors
-/// `FailedPrecondition` if there is no such signature; `InvalidArgument` for another method.
+/// `FailedPrecondition` if there is no such signature, also without a name if the version has
+/// several signatures and none is the default one; `InvalidArgument` for another method.
 pub fn for_predict(
     servable: Arc<Servable>,
     name: &str,
     check_method: bool,
 ) -> Result<Arc<Servable>> {
-    let servable = select(servable, name)?;
+    let servable = match name {
+        "" => servable.with_signature(default_name(&servable))?,
+        name => servable.with_signature(name)?,
+    };
     let known = [tfs::PREDICT_METHOD, tfs::CLASSIFY_METHOD, tfs::REGRESS_METHOD];
     let named =
         servable.signatures().iter().find(|named| *named.name == *servable.signature_name());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::{Error, NamedTensor, Result, Signature, Tensor};
 use bytes::Bytes;
-use engine::{NamedSignature, Session};
+use engine::{NamedSignature, SKIPPED_SIGNATURES_KEY, Session};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -56,7 +56,7 @@ impl TfSession {
     pub(crate) fn new(loaded: LoadedModel, read: ReadSignatures) -> Result<TfSession> {
         let LoadedModel { model, regions, copies_outputs, mut metadata } = loaded;
         if !read.skipped.is_empty() {
-            metadata.insert("signatures that cannot be run".to_owned(), read.skipped.join("; "));
+            metadata.insert(SKIPPED_SIGNATURES_KEY.to_owned(), read.skipped.join("; "));
         }
         let plan = |(signature, defaults): (&NamedSignature, &BTreeMap<String, Bytes>)| {
             SignaturePlan::new(&model, signature, defaults)

@@ -124,7 +124,7 @@ pub use example_settings::{
     ClassifySettings, DefaultValue, ExampleSettings, ExamplesSection, LABELS_MAX, RegressSettings,
 };
 pub use library_search::{LibrarySearch, package_dirs};
-pub use named_signature::{DEFAULT_SIGNATURE, NamedSignature};
+pub use named_signature::{DEFAULT_SIGNATURE, NamedSignature, SKIPPED_SIGNATURES_KEY};
 pub use schedule_file::{
     CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile,
 };

@@ -11,8 +11,14 @@ use crate::Session;
 /// a model without named signatures. TensorFlow Serving's default.
 pub const DEFAULT_SIGNATURE: &str = "serving_default";
 
+/// Key of [`Session::metadata`] for signatures that a model's file has and its engine cannot run,
+/// with the reasons.
+pub const SKIPPED_SIGNATURES_KEY: &str = "signatures that cannot be run";
+
 /// Maximum names of signatures in a message.
 const NAMES_SHOWN_MAX: usize = 16;
+/// Maximum characters of the reasons in a message.
+const REASONS_SHOWN_MAX: usize = 512;
 
 /// One signature of a model with several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,14 +83,24 @@ impl Session for SignatureSession {
 }
 
 /// Builds the error for a signature that the model does not have, in TensorFlow Serving's words.
-pub(crate) fn unknown_signature(name: &str, known: &[NamedSignature]) -> Error {
+/// `skipped` has the signatures that the engine cannot run, with the reasons.
+pub(crate) fn unknown_signature(
+    name: &str,
+    known: &[NamedSignature],
+    skipped: Option<&str>,
+) -> Error {
     let shown: String = name.chars().take(64).collect();
     let names: Vec<&str> = match known {
         [] => vec![DEFAULT_SIGNATURE],
         known => known.iter().take(NAMES_SHOWN_MAX).map(|named| &*named.name).collect(),
     };
+    let skipped = skipped.map(|reasons| {
+        let reasons: String = reasons.chars().take(REASONS_SHOWN_MAX).collect();
+        format!("; {SKIPPED_SIGNATURES_KEY}: {reasons}")
+    });
     Error::precondition(format!(
-        "Serving signature name: \"{shown}\" not found in signature def; the model has {}",
-        names.join(", ")
+        "Serving signature name: \"{shown}\" not found in signature def; the model has {}{}",
+        names.join(", "),
+        skipped.unwrap_or_default()
     ))
 }

@@ -8,7 +8,9 @@ use std::time::SystemTime;
 
 use base::{CarriedInput, Error, NamedTensor, Result, Signature, VersionId};
 
-use crate::named_signature::{NamedSignature, SignatureSession, unknown_signature};
+use crate::named_signature::{
+    DEFAULT_SIGNATURE, NamedSignature, SKIPPED_SIGNATURES_KEY, SignatureSession, unknown_signature,
+};
 use crate::output_sizes::OutputSizes;
 use crate::stream::StreamSession;
 use crate::{BatchPlan, ExampleSettings, ScheduleMode, ScheduleOptions, Session};
@@ -282,7 +284,7 @@ impl Servable {
             .chain(&self.others)
             .find(|servable| servable.signature_name() == name)
             .cloned()
-            .ok_or_else(|| unknown_signature(name, self.signatures()))
+            .ok_or_else(|| unknown_signature(name, self.signatures(), self.skipped_signatures()))
     }
 
     /// Returns the version under its signature `name` for a run on the calling thread.
@@ -293,7 +295,7 @@ impl Servable {
         std::iter::once(self)
             .chain(self.others.iter().map(|servable| &**servable))
             .find(|servable| servable.signature_name() == name)
-            .ok_or_else(|| unknown_signature(name, self.signatures()))
+            .ok_or_else(|| unknown_signature(name, self.signatures(), self.skipped_signatures()))
     }
 
     /// Returns all signatures of the version. Empty for an engine whose models have one signature,
@@ -304,7 +306,19 @@ impl Servable {
 
     /// Returns the name of the signature that requests to this servable run.
     pub fn signature_name(&self) -> &str {
-        self.signatures().get(self.number).map_or(crate::DEFAULT_SIGNATURE, |named| &named.name)
+        self.signatures().get(self.number).map_or(DEFAULT_SIGNATURE, |named| &named.name)
+    }
+
+    /// Returns true if a request that names no signature can only mean this one. It has the name
+    /// [`DEFAULT_SIGNATURE`], or the model's file has no other signature.
+    pub fn is_default_signature(&self) -> bool {
+        self.signature_name() == DEFAULT_SIGNATURE
+            || (self.signatures().len() == 1 && self.skipped_signatures().is_none())
+    }
+
+    /// Returns the signatures that the engine cannot run, with the reasons, if there are any.
+    fn skipped_signatures(&self) -> Option<&str> {
+        self.session.metadata().get(SKIPPED_SIGNATURES_KEY).map(String::as_str)
     }
 
     /// Returns true if a request holds the version under one of its other signatures.

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use base::{Dim, NamedTensor, Tensor};
+use base::{Dim, NamedTensor, Tensor, VersionId};
+use engine::{ScheduleOptions, Servable};
 
 use crate::support::{engine, floats, load, model, output, run, words};
 
@@ -70,6 +71,10 @@ fn signatures_that_cannot_run_are_named() {
     assert_eq!(session.signatures().len(), 1);
     let note = &session.metadata()["signatures that cannot be run"];
     assert!(note.contains("sparse: \"x\""), "{note}");
+    let id = VersionId { model: "m".into(), version: 1 };
+    let servable = Servable::new(id, "tensorflow", session, ScheduleOptions::default()).unwrap();
+    let error = servable.signature_servable("sparse").unwrap_err();
+    assert!(error.message().contains("cannot be run: sparse: \"x\""), "{error}");
 }
 
 #[test]

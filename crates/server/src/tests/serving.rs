@@ -61,6 +61,18 @@ half = affine age 0.5 0
 words = echo word
 ";
 
+/// A model with several signatures, of which none is the default one.
+const UNNAMED: &str = "millpond-fake 1
+signature add tensorflow/serving/predict
+input x float32 n
+output y float32 n
+signature twice tensorflow/serving/predict
+input x float32 n
+output z float32 n
+y = affine x 1 1
+z = affine x 2 0
+";
+
 const SETTINGS: &str = "[classify]\nscores = \"scores\"\nlabels = [\"young\", \"old\"]\n\
     [examples.defaults]\nword = \"none\"\n";
 
@@ -174,6 +186,30 @@ fn predict_runs_the_named_signature() {
     );
     let unknown = post(r#"{"signature_name":"nothing","inputs":[1]}"#);
     assert!(unknown.status == 400 && unknown.text().contains("nothing"), "{}", unknown.text());
+}
+
+/// TensorFlow Serving refuses such a request. Another signature could change the model's state.
+#[test]
+fn no_signature_takes_the_place_of_the_default_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = dir.path().join("models");
+    publish(&models.join("unnamed/1"), UNNAMED, &[]).unwrap();
+    let (single, _) = UNNAMED.split_once("signature twice").unwrap();
+    publish(&models.join("single/1"), &format!("{single}y = affine x 1 1\n"), &[]).unwrap();
+    let served = served(dir.path(), |_| {});
+    let post = |call: &str, body: &str| {
+        served.ask("POST", &format!("/v1/models/{call}"), "", body.as_bytes())
+    };
+    let answer = post("unnamed:predict", r#"{"inputs":[1]}"#);
+    let words = "not found in signature def; the model has add, twice";
+    assert!(answer.status == 400 && answer.text().contains(words), "{}", answer.text());
+    let answer = post("unnamed:classify", r#"{"examples":[{"x":1.0}]}"#);
+    let words = "No signature was found with the name: serving_default";
+    assert!(answer.status == 400 && answer.text().contains(words), "{}", answer.text());
+    let twice = post("unnamed:predict", r#"{"signature_name":"twice","inputs":[1]}"#);
+    assert_eq!(twice.json(), serde_json::json!({"outputs": [2.0]}));
+    let only = post("single:predict", r#"{"inputs":[1]}"#);
+    assert_eq!(only.json(), serde_json::json!({"outputs": [2.0]}));
 }
 
 #[test]
