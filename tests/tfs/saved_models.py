@@ -237,6 +237,19 @@ def placed_on_gpu(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def running_total(path: pathlib.Path) -> pathlib.Path:
+    """A graph of TensorFlow 1 that adds to a variable, and then reads it as programs usually do."""
+
+    def build():
+        x = tf1.placeholder(tf.float32, [])
+        total = tf1.get_variable("total", initializer=0.0, use_resource=False)
+        with tf.control_dependencies([tf1.assign(total, total + x)]):
+            y = tf.identity(total)
+        return {"serving_default": tf1.saved_model.predict_signature_def({"x": x}, {"y": y})}, []
+
+    return _version_1(path, build)
+
+
 def keras_sequential(path: pathlib.Path) -> pathlib.Path:
     """A Keras Sequential model saved by tf.saved_model.save: the identity."""
     model = keras.Sequential([keras.Input((1,), dtype="float32", name="x"), keras.layers.Identity(name="y")])
@@ -352,6 +365,7 @@ MODELS = {
     "keras_sequential": keras_sequential,
     "counter": counter,
     "ragged_default": ragged_default,
+    "running_total": running_total,
     "types": types,
     "bytes_out": bytes_out,
     "check_fails": check_fails,

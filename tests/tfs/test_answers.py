@@ -223,6 +223,11 @@ def test_state_lives_on_from_request_to_request(server):
     assert before == 0, "made-up warm-up requests must not change a model's state"
 
 
+def test_a_variable_of_version_1_is_read_after_its_assignment(server):
+    totals = [float(server.predict("running_total", {"x": np.float32(5)})["y"]) for _ in range(2)]
+    assert totals == [5.0, 10.0]
+
+
 def test_an_assertion_of_the_graph_is_the_clients_error(server):
     answer = server.post("check_fails:predict", {"instances": [1.0, 11.0]})
     assert answer.status_code == 400, answer.text

@@ -27,6 +27,48 @@ const READ: &str = "/millpond_read";
 const AXIS: &str = "/millpond_axis";
 /// Operations that pass a tensor into the frame of a loop, in control flow of version 1.
 const FRAME_ENTRIES: [&str; 2] = ["Enter", "RefEnter"];
+/// Operations whose output may be the memory of an input. If that is a variable of version 1, an
+/// assignment changes the output, too.
+const VIEWS: [&str; 38] = [
+    "BatchToSpaceND",
+    "Bitcast",
+    "BroadcastTo",
+    "Case",
+    "Cast",
+    "CheckNumerics",
+    "ConcatV2",
+    "EnsureShape",
+    "Enter",
+    "Exit",
+    "ExpandDims",
+    "Identity",
+    "IdentityN",
+    "If",
+    "Merge",
+    "NextIteration",
+    "Pack",
+    "PartitionedCall",
+    "PlaceholderWithDefault",
+    "PreventGradient",
+    "Print",
+    "Reshape",
+    "Slice",
+    "Snapshot",
+    "Split",
+    "SplitV",
+    "Squeeze",
+    "StatefulPartitionedCall",
+    "StatelessCase",
+    "StatelessIf",
+    "StatelessWhile",
+    "StopGradient",
+    "StridedSlice",
+    "Switch",
+    "Tile",
+    "Transpose",
+    "Unpack",
+    "While",
+];
 /// TensorFlow's number of 32-bit integers.
 const INT32: i32 = 3;
 
@@ -153,9 +195,9 @@ impl GraphChanges {
                 .all(|user| only_assigns(user) || !takes_reference(&user.op));
             // Such a reader takes the new value. The read that replaces the variable has no order
             // to the assignment, and would give it the old value.
-            let (assigns, readers): (Vec<usize>, Vec<usize>) =
-                used(&old.name).partition(|user| graph.nodes[*user].op == "Assign");
-            let simple = simple && !any_after(graph, &followers, assigns, &readers);
+            let assigns: Vec<usize> =
+                used(&old.name).filter(|user| graph.nodes[*user].op == "Assign").collect();
+            let simple = simple && !read_after(graph, &followers, at, assigns);
             let fixed = element::from_tensorflow(type_of(old, "dtype"))
                 .is_some_and(|it| it != DType::String);
             let shape = shape_of(old).filter(|shape| dims(Some(shape)).is_some());
@@ -225,13 +267,42 @@ fn followers<'a>(graph: &'a DecodedGraph, reached: &[bool]) -> HashMap<&'a str, 
     followers
 }
 
+/// Returns true if an operation must take the value of `variable` after a node of `writers`, which
+/// assign to it.
+fn read_after(
+    graph: &DecodedGraph,
+    followers: &HashMap<&str, Vec<usize>>,
+    variable: usize,
+    writers: Vec<usize>,
+) -> bool {
+    if writers.is_empty() {
+        return false;
+    }
+    let mut readers: HashSet<usize> = HashSet::new();
+    let mut open = vec![variable];
+    while let Some(at) = open.pop() {
+        let name = graph.nodes[at].name.as_str();
+        for &next in followers.get(name).into_iter().flatten() {
+            let node = &graph.nodes[next];
+            let takes = |input: &String| !input.starts_with('^') && operation_of(input) == name;
+            if writers.contains(&next) || !node.input.iter().any(takes) || !readers.insert(next) {
+                continue;
+            }
+            if VIEWS.contains(&node.op.as_str()) {
+                open.push(next);
+            }
+        }
+    }
+    any_after(graph, followers, writers, &readers)
+}
+
 /// Returns true if a node of `readers` must run after a node of `writers`. It needs its value or
 /// waits for it, directly or through other nodes.
 fn any_after(
     graph: &DecodedGraph,
     followers: &HashMap<&str, Vec<usize>>,
     writers: Vec<usize>,
-    readers: &[usize],
+    readers: &HashSet<usize>,
 ) -> bool {
     let mut seen: HashSet<usize> = writers.iter().copied().collect();
     let mut open = writers;
@@ -415,12 +486,13 @@ mod tests {
     /// that takes the place of the variable would run before it.
     #[test]
     fn a_variable_that_is_read_after_an_assignment_stays() {
-        let staying = |after: &[&str]| {
+        let staying = |value: &str, after: &[&str]| {
             let dtype = ("dtype", Value::Type(FLOAT));
             let shape = ("shape", Value::Shape(TensorShape::default()));
-            let waits: Vec<&str> = std::iter::once("total").chain(after.iter().copied()).collect();
+            let waits: Vec<&str> = std::iter::once(value).chain(after.iter().copied()).collect();
             let nodes = [
                 named("total", "VariableV2", &[], &[dtype, shape]),
+                named("total/read", "Identity", &["total"], &[]),
                 named("x", "Placeholder", &[], &[]),
                 named("sum", "AddV2", &["total", "x"], &[]),
                 named("assign", "Assign", &["total", "sum"], &[("T", Value::Type(FLOAT))]),
@@ -434,8 +506,12 @@ mod tests {
             let mut changes = GraphChanges::default();
             changes.convert_references(&graph, &all, &HashSet::new(), |op| op == "Assign")
         };
-        assert_eq!(staying(&["^assign"]), ["total"]);
-        assert_eq!(staying(&["^done"]), ["total"]);
-        assert!(staying(&[]).is_empty());
+        assert_eq!(staying("total", &["^assign"]), ["total"]);
+        assert_eq!(staying("total", &["^done"]), ["total"]);
+        // TensorFlow's read of a variable is its memory.
+        assert_eq!(staying("total/read", &["^assign"]), ["total"]);
+        assert!(staying("total", &[]).is_empty());
+        assert!(staying("total/read", &[]).is_empty());
+        assert!(staying("sum", &["^assign"]).is_empty(), "the assigned value is no read");
     }
 }
