@@ -2,8 +2,8 @@
 //!
 //! A version directory may hold `assets.extra/tf_serving_warmup_requests` (TFRecord of
 //! PredictionLog) or a folder `warmup`. In this folder, each `.json` file is the body of an infer
-//! request. Each line of a `.jsonl` file is one too, as in the files of a request log in JSON. If
-//! it holds neither, the folder `warmup` of the model's directory is used for all its versions.
+//! request. Each line of a `.jsonl` file is one too, as in the files of a request log in JSON. For
+//! a version directory with neither, the folder `warmup` of the model's directory is used.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

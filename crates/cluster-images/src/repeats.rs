@@ -16,7 +16,7 @@ const REMEMBERED_MAX: usize = 4096;
 #[derive(Default)]
 pub(super) struct ImageRepeats {
     known: Mutex<KnownImages>,
-    /// Notified when the request stops to add an image, after success or failure.
+    /// Notified when an image was added, or could not be added.
     ended: Notify,
 }
 

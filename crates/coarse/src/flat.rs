@@ -356,8 +356,8 @@ impl FlatIndex {
         Some(f64::from(needed) + 2.0 * error)
     }
 
-    /// Returns true if query `at` has a row among its best `k` that is not among its `kept` ranked
-    /// rows. Codes have errors, so this is possible. Returns false for an index of more than
+    /// Returns true if a row that is not among the `kept` ranked rows of query `at` can be among
+    /// its best `k`, because codes have errors. Returns false for an index of more than
     /// [`HITS_MAX`] rows, because the codes alone rank it.
     fn may_miss(&self, at: usize, k: usize, kept: usize, work: &mut FlatScratch) -> bool {
         let rows = self.squares.len();

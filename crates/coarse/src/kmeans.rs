@@ -258,8 +258,8 @@ fn move_centres(points: &[f32], nearest: &[(u32, f32)], dims: usize, centres: &m
     split_largest(dims, centres, &mut counts);
 }
 
-/// Gives each centre without points a half of the points of the largest cluster. `counts` has the
-/// number of points by centre.
+/// Moves each centre without points beside the centre of the largest cluster, so that the two share
+/// the points of that cluster. `counts` has the number of points by centre.
 fn split_largest(dims: usize, centres: &mut [f32], counts: &mut [usize]) {
     for empty in 0..counts.len() {
         if counts[empty] > 0 {

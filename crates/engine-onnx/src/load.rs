@@ -30,8 +30,8 @@ pub(crate) struct OpenedSession {
 /// Creates the session of a model, with its parameters bound in place if the library permits it.
 ///
 /// # Errors
-/// The errors of [`parameters::check`] and of the library. Each names the path of the graph or the
-/// parameter.
+/// `InvalidArgument` for a wrong number of threads; the errors of [`parameters::check`] and of the
+/// library. An error about the graph names its path.
 pub(crate) fn open(runtime: &'static Runtime, request: &LoadRequest) -> Result<OpenedSession> {
     let path = c_path(&request.graph)?;
     let bindings = parameters::check(&request.graph, &request.parameters)

@@ -29,7 +29,7 @@ pub(crate) fn is_package(graph: &Path) -> bool {
 ///
 /// # Errors
 /// `InvalidArgument` for options that LibTorch cannot follow; the errors of the file and of
-/// [`TorchSession::new`]. Each names the path of the graph.
+/// [`TorchSession::new`]. All but that of a wrong number of threads name the path of the graph.
 pub(crate) fn load(
     library: &'static ShimLibrary,
     request: &LoadRequest,

@@ -11,9 +11,9 @@ pub const GEO_POINTS_MAX: usize = 4096;
 /// Point on the Earth, in degrees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GeoPoint {
-    /// Latitude, -90 to 90, north positive.
+    /// Latitude, north positive. Areas have -90 to 90, and a payload any finite number.
     pub lat: f64,
-    /// Longitude, -180 to 180, east positive.
+    /// Longitude, east positive. Areas have -180 to 180, and a payload any finite number.
     pub lon: f64,
 }
 

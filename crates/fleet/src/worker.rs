@@ -32,7 +32,7 @@ struct HeldSlot {
 /// Trials of a version to remove.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RemovedTrials {
-    /// Trials that this process wrote since its start.
+    /// Trials with the name of this process, also those of an earlier start.
     Own,
     /// Trials of all processes.
     All,

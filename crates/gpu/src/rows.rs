@@ -329,7 +329,7 @@ impl DeviceRows {
         self.dims
     }
 
-    /// Returns the number of bytes that the rows take.
+    /// Returns the number of bytes of the codes, without scales and squared lengths.
     pub fn bytes(&self) -> u64 {
         self.reservation.bytes()
     }

@@ -347,8 +347,8 @@ impl Scanner {
         models.into_iter().map(scan).collect()
     }
 
-    /// Reads the contents of `models`, whose directories are below `directory`. The result lacks
-    /// all models of a file system that does not answer.
+    /// Reads the contents of `models`, whose directories are below `directory`. If the file system
+    /// does not answer in time, the result has only the contents that an earlier read returned late.
     fn read_models(
         &mut self,
         directory: &Path,

@@ -245,8 +245,8 @@ fn source_for_people(event: &LifecycleEvent) -> Option<NewEvent> {
     Some(NewEvent { kind, level, model, version: None, text })
 }
 
-/// Converts a change of state to an event of the journal. Returns `None` for a change that other
-/// events show.
+/// Converts a failure, a withdrawal or a release of a version to an event of the journal. Returns
+/// `None` for other changes of state.
 fn state_for_people(change: &StateChange) -> Option<NewEvent> {
     let reason = change.reason.as_deref().unwrap_or("no reason is known");
     let (kind, level, text) = match change.to {

@@ -73,7 +73,7 @@ impl<G: Copy> KnownThread<G> {
     }
 
     /// Returns the group of the thread, and its times since the last call. Returns `None` for a
-    /// thread that has ended or is in no group.
+    /// thread that has ended, is in no group, or is not followed.
     fn read(&mut self) -> Option<(G, SchedTimes)> {
         let group = self.group?;
         let file = self.file.as_ref()?;

@@ -278,7 +278,8 @@ impl ModelQueue {
     }
 
     /// Adds requests of `order` with other keys to `slots`, if padding them is allowed and costs
-    /// less than separate runs. `batch_key` becomes the key that covers all of them.
+    /// less than separate runs. With `always_merge`, the cost does not count. `batch_key` becomes
+    /// the key that covers all of them.
     fn pad(
         &mut self,
         slots: &mut Vec<QueueSlot>,

@@ -156,7 +156,7 @@ impl ConnectionOpener {
     }
 
     /// Waits for the first byte. Returns `None` if the connection is to be closed: after the time
-    /// limit, or if the server stops.
+    /// limit, if the connection fails, or if the server stops.
     async fn wait(
         &self,
         stream: &mut SocketStream,

@@ -167,7 +167,8 @@ fn mappable(
     Ok((publish(&options, &mut |_| {})?.dir, Some(copy)))
 }
 
-/// Returns the settings file for measurements. It lacks [`NOT_FOR_POINTS`] and the warm-up.
+/// Returns the settings file for measurements. It lacks [`NOT_FOR_POINTS`] and the file of labels,
+/// and switches the warm-up off.
 fn for_points(table: &Table) -> Result<String> {
     let mut table = table.clone();
     table.retain(|key, _| !NOT_FOR_POINTS.contains(&key));

@@ -92,7 +92,7 @@ pub(super) fn lane_of(
 /// Returns the rows of one lane of an output. Row `r` belongs to the lane `r % lanes`.
 ///
 /// # Errors
-/// `InvalidArgument` for strings, and if the number of rows is not a multiple of `lanes`.
+/// `InvalidArgument` for strings, and if the number of rows is 0 or not a multiple of `lanes`.
 fn lane_of_one(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedTensor> {
     let shape = output.tensor.shape();
     let rows = shape.first().copied().filter(|rows| *rows > 0 && rows.is_multiple_of(lanes));

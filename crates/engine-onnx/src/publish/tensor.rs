@@ -133,7 +133,7 @@ impl TensorHead {
     /// unknown types.
     ///
     /// # Errors
-    /// `DataLoss` if the shape needs more bytes than an `i64` can state.
+    /// `DataLoss` if the number of elements or of bits exceeds a `u64`.
     pub(super) fn bytes(&self, walker: &Walker) -> Result<Option<u64>> {
         let Some(bits) = schema::bits(self.code) else { return Ok(None) };
         self.dims

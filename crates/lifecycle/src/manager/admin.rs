@@ -250,7 +250,8 @@ impl Model {
     }
 
     /// Returns the versions that `spec` requests, or `None` while they are not known yet. With
-    /// `may_wait`, versions whose files still change may complete. Without it, they are errors.
+    /// `may_wait`, versions whose files still change may complete. Without it, a requested version
+    /// with such files is an error.
     fn targets(&mut self, spec: &LoadSpec, may_wait: bool) -> Result<Option<BTreeSet<u64>>> {
         let targets = match spec.version {
             Some(number) => {

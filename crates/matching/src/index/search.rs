@@ -147,7 +147,8 @@ impl EdgeIndex {
         }
     }
 
-    /// Appends the lists of all cells that hold edges similar to `edge`, with the weight of a vote.
+    /// Appends the lists of the cells that hold edges similar to `edge`, with the weight of a vote.
+    /// Leaves out cells with a weight below [`WEIGHT_MIN`].
     fn plan_edge(&self, edge: HeadedEdge, reads: &mut Vec<ListRead>) {
         let HeadedEdge { length, start, end, heading } = edge;
         for (length, of_length) in lengths(length) {

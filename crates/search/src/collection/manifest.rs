@@ -119,7 +119,7 @@ impl ManifestContent {
     ///
     /// # Errors
     /// `FailedPrecondition` for a list of another version. `DataLoss` for bytes that are not a
-    /// list.
+    /// list, and for a file number above [`FILE_NUMBER_MAX`].
     pub(super) fn decode(bytes: &[u8]) -> Result<ManifestContent> {
         /// The part that all versions have.
         #[derive(Deserialize)]

@@ -73,7 +73,8 @@ impl DamagedPages {
         let _ = self.record(damage.page, &damage.reason);
     }
 
-    /// Records and logs a damaged page, and returns its error.
+    /// Returns the error of a damaged page. Records and logs each page once, and at most
+    /// [`DAMAGED_MAX`] pages.
     fn record(&self, page: Option<u64>, reason: &str) -> Error {
         let found = Quarantined { file: self.file.clone(), page, reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());
