@@ -20,7 +20,8 @@
 //! Invariant: the callback of every submitted job is called exactly once. This holds even if the
 //! model panics, the deadline passes in the queue, or the scheduler shuts down. There is one
 //! exception. A shutdown leaves requests behind if the workers do not end in time, or if requests
-//! wait to run again. The outcome does not depend on the other requests of its batch.
+//! wait to run again. If the model keeps its items apart, the outcome does not depend on the other
+//! requests of its batch.
 
 mod batch;
 mod batch_key;

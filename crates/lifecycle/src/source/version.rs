@@ -188,8 +188,8 @@ struct Classified {
 }
 
 impl Classified {
-    /// Classifies a version without a fingerprint. `is_final` is true if the contents stay the same
-    /// until a file changes.
+    /// Creates the result for a version whose fingerprint is that of all its files. `is_final` is
+    /// true if the contents stay the same until a file changes.
     fn of_all(contents: VersionContents, is_final: bool) -> Classified {
         Classified { contents, fingerprint: None, is_final }
     }
