@@ -115,8 +115,8 @@ impl QueriedCollection<'_> {
     }
 
     /// Answers all queries with one read of all shards. Before it, reads the vectors of the points
-    /// that queries name by their ids. No query may need rounds of its own.
-    /// `bytes` is the size of the client's request.
+    /// that queries name by their ids. No query may need rounds of its own. `bytes` is the size of
+    /// the client's request.
     async fn answer_in_one_read(
         &self,
         queries: Vec<RootQuery>,

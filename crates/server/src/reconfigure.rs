@@ -155,7 +155,7 @@ impl ModelConfigurator {
     }
 
     /// Reads the source of `watch` again in its interval, and at once after SIGHUP. Applies
-    /// changes. Returns once `stopped` is true.
+    /// changes. Returns once `stopped` is true, or if the reader of the source panics.
     pub(crate) async fn follow(
         self: Arc<Self>,
         watch: ConfigWatch,

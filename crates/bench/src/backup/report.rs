@@ -15,7 +15,7 @@ use loadgen::report::TextTable;
 
 /// Number of searches whose answers are compared after the restore.
 pub(super) const QUERIES: u64 = 50;
-/// Maximum bytes that the second backup stores, as a share of those of the first.
+/// Exclusive limit of the bytes that the second backup stores, as a share of those of the first.
 const SHARE_MAX: f64 = 0.03;
 /// Maximum p99 of searches during a backup, over the p99 without one.
 const RATIO_MAX: f64 = 1.25;

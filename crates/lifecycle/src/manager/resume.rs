@@ -125,7 +125,8 @@ impl Model {
         context.rollouts.replace(&self.state_key(), self.running_rollout());
     }
 
-    /// Returns the rollout to continue after a restart, or `None` if none runs.
+    /// Returns the rollout to continue after a restart. It runs, or it begins once its candidate
+    /// serves. Returns `None` if there is none.
     fn running_rollout(&self) -> Option<KeptRollout> {
         let kept = |version: u64| {
             let state = self.versions.get(&version)?;

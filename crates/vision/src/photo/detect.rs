@@ -136,7 +136,7 @@ fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Extremum> 
 
 impl Extremum {
     /// Converts the extremum at (x, y) of this octave and level to a keypoint in pixels of the
-    /// image.
+    /// working image. Its `sigma` is in pixels of the octave.
     fn keypoint(&self, octave: usize, level: usize, x: f32, y: f32) -> Keypoint {
         let grown = (1_u32 << octave) as f32;
         let whole = (0..level).fold(SIGMA, |sigma, _| sigma * STEP);
