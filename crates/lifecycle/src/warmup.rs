@@ -48,7 +48,8 @@ pub struct WarmupSet {
 /// One request from a record.
 #[derive(Debug)]
 pub struct RecordedRequest {
-    /// Position of the record in its file, from 0.
+    /// Number of the record, from 0. Its position in the file of records; in a folder, the number
+    /// goes on from file to file, without the requests of a log that had failed.
     pub number: usize,
     /// The request, or the error of the record.
     pub call: Result<WarmupCall>,
@@ -238,7 +239,7 @@ struct Warmup<'a> {
 
 /// A request that can run.
 struct ReadyCall<'a> {
-    /// Position of the record in its file, or of the generated request, from 0.
+    /// Number of the record, or of the generated request, from 0.
     number: usize,
     servable: &'a Servable,
     call: WarmupCall,
