@@ -7,7 +7,7 @@ import requests
 from keys import new_key
 from millpond import Server, publish
 from models import stamped
-from screen import SWAPPED, connection, in_model, js, log_in, open_model, wait
+from screen import SWAPPED, connection, in_model, js, log_in, open_model, open_page, wait
 
 SETTINGS = '[rollout]\ntraffic = 0.5\npromote = "hand"\n'
 # Version 2 is on disk and does not serve: an administrator starts its rollout.
@@ -104,6 +104,16 @@ def test_a_rollout_shows_its_figures(browser, rolling):
     counts = in_model(browser, SWAPPED, ".rollout tbody tr:first-child td")
     assert sum(int(count) for count in counts) == REQUESTS
     assert answers(rolling) == {2.0, 3.0}
+
+
+def test_the_stable_version_is_the_one_that_serves(browser, rolling):
+    open_page(browser, rolling.url)
+    wait(lambda: in_model(browser, SWAPPED, ".name .chip"), "the model is shown")
+    assert in_model(browser, SWAPPED, ".name .chip") == ["v1"]
+    browser.get(f"{rolling.url}/try?model={SWAPPED}")
+    options = "[...document.getElementById('version').options].map((option) => option.textContent)"
+    wait(lambda: len(js(browser, options)) == 3, "the versions")
+    assert js(browser, options) == ["rollout (1 or 2)", "2", "1"]
 
 
 def test_a_button_keeps_the_focus_while_figures_change(browser, rolling):

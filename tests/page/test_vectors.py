@@ -638,6 +638,17 @@ def test_with_keys_a_session_reads_and_writes_by_its_role(browser, tmp_path):
         assert server.stop() == 0, server.log_text()
 
 
+def test_a_long_name_scrolls_the_table_only(browser, server):
+    name = "n" * 200
+    call(server, "PUT", name, {"vectors": {"size": 3, "distance": "Cosine"}})
+    look(browser, PHONE)
+    open_vectors(browser, server, None)
+    wait(lambda: name in text(browser, "#rows"), "the collection is listed")
+    assert js(browser, "document.documentElement.scrollWidth") <= PHONE[0]
+    assert js(browser, "document.getElementById('table').scrollWidth > document.getElementById('table').clientWidth")
+    call(server, "DELETE", name)
+
+
 def test_a_phone_needs_no_sideways_scrolling(browser, server):
     look(browser, PHONE)
     for collection in (None, "notes"):

@@ -250,6 +250,7 @@ mod tests {
             note: Some("a note".into()),
             retried: None,
             update: None,
+            candidate: false,
             parameter_bytes: 0,
             since: SystemTime::now(),
         };

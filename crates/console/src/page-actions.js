@@ -2,6 +2,7 @@
 
 import { request, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
+import { servingVersion } from "./page-overview.js";
 import { ask, message } from "./page-shell.js";
 
 const UP = ["admitted", "loading", "warming", "ready", "draining"];
@@ -18,10 +19,10 @@ export class Actions {
     if (!model) return;
     Object.assign(this, { model, server });
     const up = model.versions.some((version) => UP.includes(version.state));
-    const serving = model.versions.find((version) => version.state === "ready")?.version;
+    const serving = servingVersion(model)?.version, candidate = model.versions.find((version) => version.candidate)?.version;
     const older = model.versions.filter(({ version, state }) => serving !== undefined && version < serving && state !== "ready").slice(0, 5);
     const rolls = server.calls.rollout && older.length > 0;
-    const key = JSON.stringify([this.busy, up, serving, older.map(({ version }) => version), rolls]);
+    const key = JSON.stringify([this.busy, up, serving, candidate, older.map(({ version }) => version), rolls]);
     if (key === this.shown) return;
     this.shown = key;
     const item = (words, act, disabled = false) => ({ words, act, disabled: disabled || this.busy });
@@ -30,7 +31,7 @@ export class Actions {
         title: up ? `Reload ${this.name}?` : `Load ${this.name}?`, yes: up ? "Reload" : "Load", danger: false,
         words: "The server reads the model's directory again and loads the versions that should serve. A version that serves continues until the new one is ready.",
       })),
-      ...(rolls ? [item("Roll back…", () => this.rollout("rollback", serving))] : []),
+      ...(rolls ? [item("Roll back…", () => this.rollout("rollback", candidate ?? serving))] : []),
       ...older.map(({ version }) => item(`Serve v${version} too…`, () => this.call("load", version, {
         title: `Serve version ${version} of ${this.name} too?`, yes: `Load version ${version}`, danger: false,
         words: `Version ${version} is loaded and answers requests that name it. Version ${serving} still answers requests that name no version.`,

@@ -101,7 +101,7 @@ export class ModelView {
     problem.hidden = !words;
     text(problem, words);
     problem.dataset.level = model?.level ?? "failing";
-    rows(this.part(".chips"), JSON.stringify([model?.level, model?.state, model?.versions.map((v) => [v.version, v.state, v.update])]), () => (model ? [...(model.versions.some(({ state }) => state === "failed") && model.state === "failed" ? [] : [chip(model)]),
+    rows(this.part(".chips"), JSON.stringify([model?.level, model?.state, model?.versions.map((v) => [v.version, v.state, v.update, v.candidate])]), () => (model ? [...(model.versions.some(({ state }) => state === "failed") && model.state === "failed" ? [] : [chip(model)]),
       ...model.versions.filter((version) => version.update || !["ready", "released", "discovered"].includes(version.state)).map((version) =>
         el("span", { class: "chip", "data-state": version.update ? "warn" : version.state }, `v${version.version} ${version.update ?? version.state}`))] : []));
     this.actions.show(model, this.server);

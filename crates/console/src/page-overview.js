@@ -35,9 +35,15 @@ function group(model) {
   return model.requests > 0 ? "serving" : "idle";
 }
 
+// Returns the version that answers requests which name none. In a rollout, this is the stable one.
+export function servingVersion({ versions }) {
+  const ready = versions.filter(({ state }) => state === "ready");
+  return ready.find(({ candidate }) => !candidate) ?? ready[0];
+}
+
 // Returns the state of a model as a chip: its serving version, or why there is none.
 export function chip(model) {
-  const serving = model.versions.find((version) => version.state === "ready");
+  const serving = servingVersion(model);
   const words = serving ? `v${serving.version}` : WORDS[model.state];
   const state = model.level === "failing" ? "failed" : model.level === "warning" ? "warn" : model.state;
   return el("span", { class: "chip", "data-state": state }, words);
@@ -57,7 +63,7 @@ class Row {
 
   update(model, points, at, server) {
     const { spark: chart, rate, errors, p50, p99 } = this.cells;
-    rows(this.chip, `${model.level} ${model.state} ${model.versions.map((v) => v.version + v.state).join()}`, () => [chip(model)]);
+    rows(this.chip, `${model.level} ${model.state} ${model.versions.map((v) => `${v.version} ${v.state} ${v.candidate}`).join()}`, () => [chip(model)]);
     text(this.text, model.text);
     this.text.title = model.text;
     text(rate, count(model.rate));

@@ -59,11 +59,12 @@ async function choose(version = null) {
   history.replaceState(null, "", `?model=${encodeURIComponent(model)}${version ? `&version=${encodeURIComponent(version)}` : ""}`);
   problem("problem", null);
   clear();
-  let metadata, needed;
+  let metadata, needed, unnamed;
   const where = `/v2/models/${encodeURIComponent(model)}${chosen}`;
   try {
     metadata = await getJson(where);
     needed = await needsKey(where);
+    unnamed = await unnamedVersion(model, metadata.versions ?? []);
   } catch (error) {
     if (choice !== choosing) return;
     show(false);
@@ -73,7 +74,7 @@ async function choose(version = null) {
   }
   if (choice !== choosing) return;
   isLocked = needed;
-  versions(metadata.versions ?? [], version);
+  versions(metadata.versions ?? [], version, unnamed);
   text($("about"), `${metadata.platform} · ${count(metadata.inputs, "input")}, ${count(metadata.outputs, "output")}`);
   editors = metadata.inputs.map((spec) => new InputEditor(spec, redraw));
   $("inputs").replaceChildren(...editors.map(({ root }) => root));
@@ -84,9 +85,18 @@ async function choose(version = null) {
 
 const count = (list, noun) => `${list.length} ${noun}${list.length === 1 ? "" : "s"}`;
 
-function versions(ready, version) {
-  const latest = [...ready].sort((a, b) => Number(b) - Number(a));
-  $("version").replaceChildren(el("option", { value: "" }, latest.length ? `latest (${latest[0]})` : "latest"), ...latest.map((one) => el("option", { value: one }, one)));
+const newestFirst = (ready) => [...ready].sort((a, b) => Number(b) - Number(a));
+
+// Returns words for the version that answers requests which name none. Only a model with two versions can have a rollout.
+async function unnamedVersion(model, ready) {
+  const rollout = ready.length > 1 ? await getJson(`/v2/models/${encodeURIComponent(model)}/rollout`).catch(() => null) : null;
+  if (rollout?.state !== "running") return ready.length ? `latest (${newestFirst(ready)[0]})` : "latest";
+  return rollout.shadow ? `stable (${rollout.stable})` : `rollout (${rollout.stable} or ${rollout.candidate})`;
+}
+
+function versions(ready, version, unnamed) {
+  const latest = newestFirst(ready);
+  $("version").replaceChildren(el("option", { value: "" }, unnamed), ...latest.map((one) => el("option", { value: one }, one)));
   $("version").value = version ?? "";
 }
 
@@ -212,7 +222,7 @@ $("copy").append(copyButton(() => $("snippet").textContent, "the code"));
 $("choose").addEventListener("submit", (event) => event.preventDefault());
 $("model").addEventListener("change", () => {
   // If its metadata cannot be read, the versions of the model before it must not stay.
-  versions([], null);
+  versions([], null, "latest");
   choose();
 });
 $("version").addEventListener("change", () => choose($("version").value || null));

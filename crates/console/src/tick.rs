@@ -107,6 +107,9 @@ struct VersionRow {
     /// "waiting" or "held back" if it waits for its turn in the fleet.
     #[serde(skip_serializing_if = "Option::is_none")]
     update: Option<&'static str>,
+    /// True if it is the candidate of a running rollout.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    candidate: bool,
     /// Reason of a failure or a wait, or a note.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -225,6 +228,7 @@ fn version(status: &VersionStatus) -> VersionRow {
             UpdateStatus::Waiting { .. } => "waiting",
             UpdateStatus::HeldBack => "held back",
         }),
+        candidate: status.candidate,
         reason: status.reason.clone().or_else(|| status.note.clone()),
         bytes: status.parameter_bytes,
         since: epoch_ms(status.since),

@@ -154,6 +154,7 @@ mod tests {
             note: None,
             retried: None,
             update: None,
+            candidate: false,
             parameter_bytes: 0,
             since: SystemTime::UNIX_EPOCH,
         };

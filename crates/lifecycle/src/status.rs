@@ -82,6 +82,8 @@ pub struct VersionStatus {
     pub retried: Option<String>,
     /// Wait for its turn in the fleet, or `None` if it does not wait. The reason describes it.
     pub update: Option<UpdateStatus>,
+    /// True if it is the candidate of a running rollout. The stable version serves beside it.
+    pub candidate: bool,
     /// Bytes of the version's parameters in the pool, or 0 while it is not loaded.
     pub parameter_bytes: u64,
     /// Time at which the version entered the state.

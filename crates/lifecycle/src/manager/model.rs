@@ -567,6 +567,7 @@ fn status(number: u64, version: &Version) -> VersionStatus {
             .or_else(|| version.note.clone()),
         retried: retried.map(|failure| failure.error.message().to_owned()),
         update: version.update.as_ref().and_then(Update::status),
+        candidate: false,
         parameter_bytes: version
             .serving
             .as_ref()

@@ -81,10 +81,14 @@ impl ModelRollout {
         self.traffic = None;
     }
 
-    /// Adds a note about the running rollout to the status of its candidate, if that has none.
+    /// Marks the candidate of the running rollout in its status. Adds a note, if it has none.
     pub(crate) fn annotate(&self, mut status: VersionStatus) -> VersionStatus {
-        let needs_note = self.roles.candidate == Some(status.version) && status.note.is_none();
-        let Some(traffic) = self.traffic.as_ref().filter(|_| needs_note) else { return status };
+        let takes_part = self.roles.candidate == Some(status.version);
+        let Some(traffic) = self.traffic.as_ref().filter(|_| takes_part) else { return status };
+        status.candidate = true;
+        if status.note.is_some() {
+            return status;
+        }
         status.note = Some(match traffic.split {
             RolloutSplit::Traffic(share) => {
                 format!("rollout: it gets {} % of the requests", share * 100.0)

@@ -103,8 +103,9 @@ fn requests_are_split_until_a_promotion_by_hand() {
         let version = || catalog.route("m", key.as_ref()).unwrap().servable.id.version;
         assert_eq!(version(), version(), "a key stays with its version");
     }
-    let note = world.version("m", 2).unwrap().note.unwrap();
-    assert_eq!(note, "rollout: it gets 50 % of the requests");
+    let candidate = world.version("m", 2).unwrap();
+    assert_eq!(candidate.note.unwrap(), "rollout: it gets 50 % of the requests");
+    assert!(candidate.candidate && !world.version("m", 1).unwrap().candidate);
     admin(&world, RolloutAction::Promote(Some(2))).unwrap();
     world.until("m", 1, LifecycleState::Released);
     let promoted = report(&world);
