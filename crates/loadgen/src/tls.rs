@@ -246,6 +246,18 @@ fn untrusted(authority: &str, reason: &str) -> String {
     )
 }
 
+/// Alerts of a server that does not accept the certificate of a client.
+const REFUSED_CERTIFICATE: [&str; 8] = [
+    "UnknownCA",
+    "BadCertificate",
+    "UnsupportedCertificate",
+    "CertificateExpired",
+    "CertificateRevoked",
+    "CertificateUnknown",
+    "AccessDenied",
+    "DecryptError",
+];
+
 /// Returns the remedy for a failure of TLS with the text `error`, if a remedy is known.
 pub fn explanation(authority: &str, error: &str) -> Option<String> {
     if let Some((_, reason)) = error.split_once("invalid peer certificate: ") {
@@ -267,7 +279,15 @@ pub fn explanation(authority: &str, error: &str) -> Option<String> {
             "{authority} requires a certificate of its clients; give --cert FILE and --key FILE"
         ));
     }
-    None
+    let (_, alert) = error.split_once("received fatal alert: ")?;
+    let refused = REFUSED_CERTIFICATE.iter().any(|name| alert.starts_with(name));
+    refused.then(|| {
+        format!(
+            "{authority} refuses the certificate of this client ({alert}); give --cert FILE and --key FILE of one that \
+             has not expired, is for clients (extended key usage clientAuth), and is signed by an issuer in \
+             --tls-client-ca of the server"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -299,6 +319,8 @@ kz5nVvdb/6yR6T6zOV3uwYDg4B2hRANCAASjbGq18SSfcmiSYaM3bXkXoSGiJk7c
             "received corrupt message of type InvalidContentType",
             "received fatal alert: NoApplicationProtocol",
             "received fatal alert: CertificateRequired",
+            "received fatal alert: UnknownCA",
+            "received fatal alert: CertificateExpired",
         ] {
             let explained = explanation("host:8501", error).unwrap();
             let remedy = explained.split_once("; ").map(|(_, remedy)| remedy);
@@ -368,6 +390,12 @@ kz5nVvdb/6yR6T6zOV3uwYDg4B2hRANCAASjbGq18SSfcmiSYaM3bXkXoSGiJk7c
             let text = explanation("h:1", error).unwrap();
             assert!(text.contains(wanted) && text.contains("h:1"), "{text}");
         }
+        let text = explanation("h:1", "received fatal alert: UnknownCA").unwrap();
+        assert!(
+            text.starts_with("h:1 refuses the certificate of this client (UnknownCA); "),
+            "{text}"
+        );
+        assert_eq!(explanation("h:1", "received fatal alert: InternalError"), None);
         assert_eq!(explanation("h:1", "connection reset"), None);
     }
 }
