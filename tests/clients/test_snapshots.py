@@ -173,6 +173,8 @@ def test_commands_back_up_and_restore(server, client, filled):
     collections(server, "clone", "old", "copy")
     assert everything(client, "copy") == everything(client, filled)
     assert "0 problems" in collections(server, "verify", filled).stdout
+    none = collections(server, "verify", "copy", check=False)
+    assert none.returncode == 1 and 'no backup of "copy"' in none.stderr
     assert "removed 1 backups" in collections(server, "prune", filled, "--keep", "1").stdout
     client.delete_collection("old")
     client.delete_collection("copy")

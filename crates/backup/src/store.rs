@@ -171,9 +171,12 @@ impl BackupStore {
     /// # Errors
     /// `NotFound` if there is none; the store's error.
     pub async fn newest(&self, collection: &str) -> Result<BackupId> {
-        self.ids(collection).await?.pop().ok_or_else(|| {
-            Error::not_found(format!("{}: no backup of {collection:?}", self.shown()))
-        })
+        self.ids(collection).await?.pop().ok_or_else(|| self.no_backup(collection))
+    }
+
+    /// Returns the error for a collection without a backup.
+    pub(crate) fn no_backup(&self, collection: &str) -> Error {
+        Error::not_found(format!("{}: no backup of {collection:?}", self.shown()))
     }
 
     /// Reads a list.

@@ -135,8 +135,8 @@ impl ListedObjects {
 /// program without comparing them.
 ///
 /// # Errors
-/// `NotFound` if there is no such backup, or if it is removed in the meantime; `FailedPrecondition`
-/// if `backup` is of a newer program; the store's error. Damage is no error.
+/// `NotFound` if there is no such backup or none at all, or if it is removed in the meantime;
+/// `FailedPrecondition` if `backup` is of a newer program; the store's error. Damage is no error.
 pub async fn verify(
     context: &BackupContext<'_>,
     collection: &str,
@@ -146,6 +146,10 @@ pub async fn verify(
         Some(id) => vec![id.clone()],
         None => context.store.ids(collection).await?,
     };
+    // Success would hide a wrong name, and backups that are lost.
+    if ids.is_empty() {
+        return Err(context.store.no_backup(collection));
+    }
     let mut listed = ListedObjects::default();
     for id in &ids {
         match context.store.list(collection, id).await {
@@ -215,6 +219,8 @@ mod tests {
         assert_eq!(named.kind(), ErrorKind::NotFound);
         block_on(store.remove(&store.list_key("c", &ids[1]))).unwrap();
         assert_eq!(problems(), (0, vec![]));
+        let none = block_on(verify(&context, "c", None)).unwrap_err();
+        assert!(none.message().ends_with("no backup of \"c\""), "{none}");
     }
 
     #[test]
