@@ -638,6 +638,22 @@ def test_with_keys_a_session_reads_and_writes_by_its_role(browser, tmp_path):
         assert server.stop() == 0, server.log_text()
 
 
+def test_messages_are_above_an_open_dialog(browser, server):
+    open_vectors(browser, server)
+    click(browser, "[data-point] .open")
+    wait(lambda: js(browser, "document.getElementById('details').open"), "the point is shown")
+    click(browser, "#details .copy")
+    wait(lambda: js(browser, "document.querySelector('#messages .message')"), "a message")
+    at_middle = (
+        "(() => { const { left, right, top, bottom } = document.querySelector('.message').getBoundingClientRect();"
+        " return Boolean(document.elementFromPoint((left + right) / 2, (top + bottom) / 2).closest('.message')); })()"
+    )
+    assert js(browser, at_middle), "the dialog does not dim it"
+    click(browser, "#details-close")
+    assert js(browser, "document.getElementById('messages').parentElement === document.body")
+    assert js(browser, at_middle)
+
+
 def test_a_long_name_scrolls_the_table_only(browser, server):
     name = "n" * 200
     call(server, "PUT", name, {"vectors": {"size": 3, "distance": "Cosine"}})

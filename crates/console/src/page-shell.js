@@ -12,11 +12,21 @@ export function state(name, words) {
   text(find("state"), words);
 }
 
+// An open modal dialog dims all elements outside of it and takes no clicks for them. It contains the messages until it is
+// closed.
+function raise(messages) {
+  const dialog = document.querySelector("dialog:modal");
+  if (messages.parentElement === (dialog ?? document.body)) return;
+  (dialog ?? document.body).append(messages);
+  dialog?.addEventListener("close", () => document.body.append(messages), { once: true });
+}
+
 // Shows a message in place of the last one. A message about an error stays until it is dismissed.
 export function message(words, bad = false) {
   const close = el("button", { "aria-label": "Dismiss", class: "quiet" }, "×");
   const node = el("div", { class: bad ? "message bad" : "message" }, el("span", {}, words), close);
   close.addEventListener("click", () => node.remove());
+  raise(find("messages"));
   find("messages").replaceChildren(node);
   if (!bad) setTimeout(() => node.remove(), MESSAGE_MS);
 }
