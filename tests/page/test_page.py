@@ -49,6 +49,14 @@ def test_no_other_host_and_no_error(browser, server):
     assert browser.get_log("browser") == []
 
 
+def test_metrics_are_shown_and_not_downloaded(browser, server):
+    open_page(browser, server.url)
+    browser.find_element("link text", "Metrics").click()
+    wait(lambda: browser.current_url == f"{server.url}/metrics", "the metrics")
+    assert js(browser, "document.contentType") == "text/plain"
+    assert "millpond_requests_total" in js(browser, "document.body.textContent")
+
+
 def test_a_row_has_the_figures_of_its_model(browser, server):
     open_page(browser, server.url)
 

@@ -3,9 +3,11 @@
 /// Content type of the older text format.
 pub const CLASSIC_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Returns true if a scraper accepts the older text format and not OpenMetrics.
+/// Returns true if a client accepts the older text format and not OpenMetrics. Browsers accept
+/// `text/html`. They show this format as text, and would download OpenMetrics as a file.
 pub(crate) fn wants_classic(accept: &str) -> bool {
-    accept.contains("text/plain") && !accept.contains("openmetrics-text")
+    let shows_text = accept.contains("text/plain") || accept.contains("text/html");
+    shows_text && !accept.contains("openmetrics-text")
 }
 
 /// Converts OpenMetrics to the older text format. Counters are declared by the names of their

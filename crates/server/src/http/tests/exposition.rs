@@ -54,6 +54,8 @@ fn scrapers_get_the_format_they_accept() {
     assert!(open.head.contains("openmetrics-text") && open.text().ends_with("# EOF\n"));
     let classic = scrape("text/plain;version=0.0.4,*/*;q=0.1");
     assert!(classic.head.contains("text/plain; version=0.0.4"), "{}", classic.head);
+    let browser = scrape("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8");
+    assert!(browser.head.contains("text/plain"), "a browser shows it: {}", browser.head);
     let text = classic.text();
     for line in
         ["# TYPE millpond_requests_total counter", "# TYPE process_start_time_seconds gauge"]
