@@ -133,6 +133,14 @@ def test_a_collection_of_vectors_is_no_collection_of_images(browser, server):
     wait(lambda: "/vectors?collection=notes" in browser.current_url, "the page for vectors")
 
 
+def test_an_image_without_a_name_is_shown_by_its_id(browser, server):
+    image = put(server, "unnamed", "", noise(77))["id"]
+    open_images(browser, server, "unnamed")
+    assert names(browser, "#pictures") == [image]
+    assert js(browser, "document.querySelector('#pictures .search').ariaLabel").endswith(image)
+    requests.delete(f"{server.url}/v1/images/unnamed", timeout=60).raise_for_status()
+
+
 def test_without_an_embedding_model_the_page_says_so_first(browser, tmp_path):
     (tmp_path / "models").mkdir()
     server = millpond.Server(tmp_path / "models", "--collections-dir", str(tmp_path / "collections"), log=tmp_path / "server.log").wait_ready()

@@ -130,7 +130,7 @@ export class Duplicates {
   }
 
   tile(image, pair) {
-    const name = image.name ?? String(image.id);
+    const name = image.name || String(image.id);
     const preview = el("img", { alt: "", loading: "lazy", decoding: "async", src: path(this.collection, `/${image.id}/thumbnail`, { size: TILE_PIXELS }) });
     const facts = pair ? `similarity ${pair.similarity.toFixed(2)}${pair.score === null ? "" : ` · score ${points(pair.score)}`}` : "";
     const drop = el("button", { class: "small bad", "aria-label": `Delete ${name}` }, "Delete");

@@ -57,7 +57,8 @@ export class Search {
 
   present(answer) {
     this.results = answer.results;
-    for (const result of this.results) result.name ??= result.id;
+    // An image that was added without a name has an empty one.
+    for (const result of this.results) result.name ||= result.id;
     const same = this.results.filter(({ accepted }) => accepted), similar = this.results.filter(({ accepted }) => !accepted);
     $("found").hidden = false;
     $("again").hidden = true;

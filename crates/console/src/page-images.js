@@ -164,7 +164,8 @@ async function list() {
   try {
     const answer = await get(path(collection, "", { limit: PAGE, offset: offsets.at(-1), filter: wanted && toJson(wanted) }));
     // A point without an image has no name.
-    for (const image of answer.images) image.name ??= image.id;
+    // An image that was added without a name has an empty one.
+    for (const image of answer.images) image.name ||= image.id;
     if (asked !== asking || collection !== chosen()) return;
     problem("list-problem", null);
     if (answer.images.length === 0 && offsets.length > 1) {
