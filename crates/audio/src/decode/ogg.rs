@@ -56,7 +56,8 @@ impl OggEnd {
         OggEnd { serial: AtomicU32::new(0), frames: AtomicU64::new(u64::MAX) }
     }
 
-    fn set(&self, serial: u32, frames: u64) {
+    /// Records that the stream `serial` ends at `frames`.
+    pub(super) fn set(&self, serial: u32, frames: u64) {
         self.serial.store(serial, Ordering::Relaxed);
         self.frames.store(frames, Ordering::Relaxed);
     }

@@ -4,7 +4,9 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use base::{Error, Result};
-use symphonia::core::codecs::{CODEC_TYPE_NULL, CODEC_TYPE_OPUS, CODEC_TYPE_VORBIS};
+use symphonia::core::codecs::{
+    CODEC_TYPE_NULL, CODEC_TYPE_OPUS, CODEC_TYPE_VORBIS, CodecParameters,
+};
 use symphonia::core::errors::Error as Wrong;
 use symphonia::core::formats::{FormatOptions, FormatReader, Track};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
@@ -55,21 +57,25 @@ pub(super) struct Packets {
 /// sound.
 struct OggTrim {
     end: Arc<OggEnd>,
+    /// Number of frames before the time 0. The reader does not remove them.
+    before_zero: u64,
     /// Time of the first packet.
     first: Option<u64>,
     /// Number of frames decoded since.
     decoded: u64,
+    /// True once frames behind the end were removed. All later ones are behind it too.
+    is_past_end: bool,
 }
 
 impl OggTrim {
-    fn new(end: Arc<OggEnd>) -> OggTrim {
-        OggTrim { end, first: None, decoded: 0 }
+    /// `before_zero` is the number of frames that the reader finds before the time 0.
+    fn new(end: Arc<OggEnd>, before_zero: u64) -> OggTrim {
+        OggTrim { end, before_zero, first: None, decoded: 0, is_past_end: false }
     }
 
     /// Begins with another stream.
-    fn restart(&mut self) {
-        self.first = None;
-        self.decoded = 0;
+    fn restart(&mut self, before_zero: u64) {
+        *self = OggTrim::new(Arc::clone(&self.end), before_zero);
     }
 
     /// Removes frames from the `frames` last ones of `samples`, which the packet at `time` of the
@@ -82,15 +88,21 @@ impl OggTrim {
         frames: u64,
         channels: usize,
     ) {
+        if self.first.is_none() && self.end.of(serial).is_some() {
+            // If the first page is also the last, it has more frames than its time because the
+            // sound ends before them. The reader takes them for frames before the time 0.
+            self.before_zero = 0;
+        }
         let first = *self.first.get_or_insert(time);
         let start = self.decoded;
         self.decoded += frames;
         let Some(end) = self.end.of(serial) else { return };
-        let length = end.saturating_sub(first);
+        let length = end.saturating_sub(first).saturating_add(self.before_zero);
         // A time that is further from the sound is wrong.
-        if start <= length.saturating_add(BLOCK_MAX) {
+        if self.is_past_end || start <= length.saturating_add(BLOCK_MAX) {
             let over = self.decoded.saturating_sub(length).min(frames) as usize;
             samples.truncate(samples.len() - over * channels);
+            self.is_past_end |= over > 0;
         }
     }
 }
@@ -104,13 +116,13 @@ impl Packets {
         container: Container,
         mut bytes: InputBytes,
     ) -> Result<(Packets, Option<f64>)> {
-        let mut trim = None;
+        let mut end = None;
         if container == Container::Ogg && bytes.is_file() {
             bytes.watch(ByteWatch::Ogg(OggWatch::default()));
         } else if container == Container::Ogg {
-            let end = Arc::new(OggEnd::new());
-            bytes.watch(ByteWatch::Ogg(OggWatch::with_end(Arc::clone(&end))));
-            trim = Some(OggTrim::new(end));
+            let times = Arc::new(OggEnd::new());
+            bytes.watch(ByteWatch::Ogg(OggWatch::with_end(Arc::clone(&times))));
+            end = Some(times);
         }
         let opened = guarded(|| {
             let mut stream =
@@ -153,6 +165,7 @@ impl Packets {
             .filter(|frames| *frames < u64::MAX)
             .map(|frames| frames as f64 / ticks)
             .filter(|seconds| *seconds > 0.0);
+        let trim = end.map(|end| OggTrim::new(end, before_zero(&parameters)));
         let codec = PacketDecoder::new(parameters)?;
         let packets = Packets {
             container,
@@ -196,6 +209,23 @@ impl Packets {
         self.timed.then(|| (ticks as f64 / self.ticks * f64::from(rate)).round() as u64)
     }
 
+    /// Continues with the track `id` of another recording, which follows in the same file.
+    fn follow(&mut self, id: u32, parameters: CodecParameters) -> DecodeStep {
+        let before_zero = before_zero(&parameters);
+        match PacketDecoder::new(parameters) {
+            Ok(codec) => {
+                self.codec.follow(codec);
+                self.track = id;
+                self.timed = false;
+                if let Some(trim) = &mut self.trim {
+                    trim.restart(before_zero);
+                }
+                DecodeStep::Sound { at: None }
+            }
+            Err(error) => DecodeStep::Broken(error.message().to_owned()),
+        }
+    }
+
     /// Returns the step for a reader's error.
     fn wrong(&mut self, error: Wrong) -> DecodeStep {
         self.errors += 1;
@@ -205,19 +235,7 @@ impl Packets {
                 match first_sound_track(self.reader.tracks())
                     .map(|track| (track.id, track.codec_params.clone()))
                 {
-                    // Another recording follows in the same file.
-                    Ok((id, parameters)) => match PacketDecoder::new(parameters) {
-                        Ok(codec) => {
-                            self.codec.follow(codec);
-                            self.track = id;
-                            self.timed = false;
-                            if let Some(trim) = &mut self.trim {
-                                trim.restart();
-                            }
-                            DecodeStep::Sound { at: None }
-                        }
-                        Err(error) => DecodeStep::Broken(error.message().to_owned()),
-                    },
+                    Ok((id, parameters)) => self.follow(id, parameters),
                     Err(error) => DecodeStep::Broken(error.message().to_owned()),
                 }
             }
@@ -226,6 +244,11 @@ impl Packets {
             error => DecodeStep::Broken(error.to_string()),
         }
     }
+}
+
+/// Returns the number of frames that the reader finds before the time 0.
+fn before_zero(parameters: &CodecParameters) -> u64 {
+    u64::from(parameters.delay.unwrap_or(0))
 }
 
 /// Returns the first track that has sound.
@@ -305,6 +328,35 @@ mod tests {
 
     use super::*;
     use crate::decode::AudioInput;
+
+    /// Returns the frames that a trim leaves of each of four packets of 5000 frames. The last page,
+    /// with the time `end`, is read after `known` packets.
+    fn kept(before_zero: u64, end: u64, known: usize) -> [usize; 4] {
+        let times = Arc::new(OggEnd::new());
+        let mut trim = OggTrim::new(Arc::clone(&times), before_zero);
+        std::array::from_fn(|packet| {
+            if packet == known {
+                times.set(1, end);
+            }
+            let mut samples = vec![0.0; 5000];
+            trim.apply(1, 0, &mut samples, 5000, 1);
+            samples.len()
+        })
+    }
+
+    #[test]
+    fn all_frames_behind_the_end_are_removed() {
+        assert_eq!(kept(0, 17_000, 3), [5000, 5000, 5000, 2000]);
+        assert_eq!(kept(0, 6000, 1), [5000, 1000, 0, 0]);
+        assert_eq!(kept(0, 100, 2), [5000; 4], "a wrong time");
+    }
+
+    /// A tool that cuts a file may leave a part of a block before the new start.
+    #[test]
+    fn frames_before_the_time_zero_do_not_move_the_end() {
+        assert_eq!(kept(300, 19_700, 3), [5000; 4]);
+        assert_eq!(kept(300, 19_700, 0), [5000, 5000, 5000, 4700], "the only page");
+    }
 
     #[test]
     fn a_reader_of_ogg_keeps_no_comments() {
