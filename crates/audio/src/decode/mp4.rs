@@ -531,7 +531,8 @@ impl TableWalk {
 
 /// Finds the ALAC description in an atom `wave`, as in MOV films. A reader expects it beside that
 /// atom. Returns the offset of the length of `wave` in `list`, and the length that ends `wave`
-/// before the description. `list` is the contents of `stsd`.
+/// before the description. `list` is the contents of `stsd`. Returns `None` if a description also
+/// lies beside `wave`, because the reader refuses a second one.
 fn wrapped_alac(list: &[u8]) -> Option<(usize, u32)> {
     /// Offset of the first entry: after the version and the number of entries.
     const ENTRY: usize = 8;
@@ -549,7 +550,11 @@ fn wrapped_alac(list: &[u8]) -> Option<(usize, u32)> {
         _ => return None,
     };
     let start = ENTRY + HEADER + fields;
-    let (wave, inside) = find_atom(list.get(start..end)?, b"wave")?;
+    let parts = list.get(start..end)?;
+    if find_atom(parts, b"alac").is_some() {
+        return None;
+    }
+    let (wave, inside) = find_atom(parts, b"wave")?;
     let (description, _) = find_atom(inside, b"alac")?;
     let is_short = wave.len() == HEADER + inside.len();
     is_short.then_some((start + wave.start, (HEADER + description.start) as u32))

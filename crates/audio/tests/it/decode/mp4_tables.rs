@@ -123,23 +123,24 @@ fn parts_that_a_list_of_edits_leaves_out_are_no_sound() {
     }
 }
 
-/// In MOV films, the description of ALAC lies in an atom `wave`.
+/// In MOV films, the description of ALAC lies in an atom `wave`. A film may repeat it beside that.
 #[test]
 fn alac_in_a_mov_film_is_decoded() {
     let alone = decode(file(ALAC)).unwrap();
-    for (version, more) in [(0, 0), (1, 16)] {
+    for (version, more, repeats) in [(0, 0, 0), (1, 16, 0), (1, 16, 1)] {
         let film = changed(ALAC, b"stsd", &|inside| {
             let (before, entry) = inside.split_at(8);
             let (fields, description) = entry[8..].split_at(28);
             let mut fields = [fields, &vec![0; more]].concat();
             fields[9] = version;
             let parts = [&atom(b"frma", b"alac")[..], description, &atom(&[0; 4], b"")].concat();
-            let entry = atom(b"alac", &[fields, atom(b"wave", &parts)].concat());
+            let wave = atom(b"wave", &parts);
+            let entry = atom(b"alac", &[fields, wave, description.repeat(repeats)].concat());
             atom(b"stsd", &[before, &entry].concat())
         });
         let decoded = decode(file(&film)).unwrap();
         assert_eq!((decoded.faults, decoded.format), (vec![], alone.format.clone()));
-        assert!(decoded.samples == alone.samples, "version {version}");
+        assert!(decoded.samples == alone.samples, "version {version}, {repeats} repeated");
     }
 }
 
