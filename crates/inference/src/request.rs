@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Data, Dim, Error, ErrorKind, NamedTensor, VersionId};
-use engine::Servable;
+use engine::{BatchPlan, Servable};
 use lifecycle::RolloutPart;
 
 /// Maximum inputs that a message about batch sizes lists.
@@ -46,10 +46,13 @@ pub fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
 
 /// Returns the number of items: the size of axis 0 of the first input that has the batch there.
 pub(crate) fn items(call: &InferenceRequest) -> usize {
-    let plan = call.servable.plan();
+    items_of(call.servable.plan(), &call.inputs)
+}
+
+/// Returns the number of items of `inputs` under `plan`, as [`items`] does.
+pub(crate) fn items_of(plan: &BatchPlan, inputs: &[NamedTensor]) -> usize {
     let batched = |input: &&NamedTensor| !plan.is_shared(&input.name);
-    let batch =
-        call.inputs.iter().find(batched).and_then(|input| input.tensor.shape().first().copied());
+    let batch = inputs.iter().find(batched).and_then(|input| input.tensor.shape().first().copied());
     batch.filter(|_| plan.batchable).unwrap_or(1)
 }
 

@@ -19,7 +19,7 @@ use metrics::{Metrics, ModelKindLabels};
 use schedule::{Completion, Scheduler};
 
 use self::groups::{CopyGroups, GROUP_MAX};
-use crate::request::{InferenceRequest, tensor_bytes};
+use crate::request::{InferenceRequest, items_of, tensor_bytes};
 
 /// Maximum number of copies that wait, those of the next run included.
 const COPIES_MAX: usize = 32;
@@ -211,6 +211,11 @@ impl ShadowState {
 }
 
 impl ShadowJob {
+    /// Returns the number of items of the copy in a run of the candidate.
+    fn items(&self) -> usize {
+        items_of(self.request.candidate.plan(), &self.request.inputs)
+    }
+
     /// Returns the inputs of the run. They were checked only against the stable version, whose
     /// shapes may differ.
     fn inputs(&self) -> Result<Vec<NamedTensor>> {
@@ -288,7 +293,8 @@ mod tests {
 
     fn servable(session: Box<dyn Session>) -> Arc<Servable> {
         let id = VersionId { model: "m".into(), version: 2 };
-        let options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+        let mode = ScheduleMode::Async;
+        let options = ScheduleOptions { mode, max_batch: 4, ..ScheduleOptions::default() };
         Arc::new(Servable::new(id, "fake", session, options).unwrap())
     }
 
@@ -361,6 +367,24 @@ mod tests {
         let group = rows.map(|row| copy(&candidate, &measures, &row, &row));
         assert!(!runner.state.run(&group));
         assert_eq!((fake.counters().runs(), counts(&runner)), (1, [0, 3, 0, 0]));
+    }
+
+    #[test]
+    fn a_group_has_no_more_items_than_a_batch() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fake, candidate) = candidate(dir.path());
+        let (runner, measures) = (runner(), Arc::new(RolloutMeasures::new(1e-3, None, 1)));
+        let (sender, jobs) = sync_channel(8);
+        let mut groups = CopyGroups::new(jobs);
+        for _ in 0..6 {
+            sender.send(copy(&candidate, &measures, &[1.0; 3], &[1.0; 3])).unwrap();
+        }
+        for copies in [4, 2] {
+            let group = groups.next().unwrap();
+            assert_eq!(group.len(), copies);
+            assert!(!runner.state.run(&group));
+        }
+        assert_eq!((fake.counters().runs(), counts(&runner)), (2, [0, 6, 0, 0]));
     }
 
     /// A difference may be the fault of the shared run.

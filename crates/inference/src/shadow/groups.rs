@@ -30,19 +30,22 @@ impl CopyGroups {
         CopyGroups { jobs, next: None, separate: None }
     }
 
-    /// Waits for a copy, and for others for the same outputs of the same candidate. Returns `None`
-    /// if the sender is dropped and no copy is left.
+    /// Waits for a copy, and for others for the same outputs of the same candidate, until they fill
+    /// a batch of it. Returns `None` if the sender is dropped and no copy is left.
     pub(super) fn next(&mut self) -> Option<Vec<ShadowJob>> {
         let first = self.next.take().or_else(|| self.jobs.recv().ok())?;
+        let items_max = first.request.candidate.schedule().max_batch;
+        let mut items = first.items();
         let mut group = vec![first];
         if !self.may_join(&group[0]) {
             return Some(group);
         }
         let until = Instant::now() + WAIT_MAX;
-        while group.len() < GROUP_MAX {
+        while group.len() < GROUP_MAX && items < items_max {
             let wait = until.saturating_duration_since(Instant::now());
             let Ok(job) = self.jobs.recv_timeout(wait) else { break };
-            if !is_same_question(&group[0], &job) {
+            items = items.saturating_add(job.items());
+            if !is_same_question(&group[0], &job) || items > items_max {
                 self.next = Some(job);
                 break;
             }
