@@ -136,10 +136,14 @@ impl OggWatch {
         let body = HEAD + usize::from(page[HEAD - 1]);
         let serial = u32::from_le_bytes([page[14], page[15], page[16], page[17]]);
         let flags = page[5];
-        if let Some(end) = self.end.as_ref().filter(|_| flags & (FIRST | LAST) != 0) {
-            let time = page[TIME].iter().rev().fold(0, |time, byte| time << 8 | u64::from(*byte));
-            // A stream may have the number of an earlier one.
-            end.set(serial, if flags & FIRST == 0 { time } else { u64::MAX });
+        if let Some(end) = &self.end {
+            if flags & (FIRST | LAST) == LAST {
+                let bytes = page[TIME].iter().rev();
+                end.set(serial, bytes.fold(0, |time, byte| time << 8 | u64::from(*byte)));
+            } else if end.of(serial).is_some() {
+                // The stream continues after all, or another one has its number.
+                end.set(serial, u64::MAX);
+            }
         }
         if flags & FIRST != 0 {
             return if is_new { self.begin_stream(&page[body..], serial) } else { Ok(()) };
@@ -340,6 +344,18 @@ mod tests {
             bytes.advance(length);
             at += length;
         }
+    }
+
+    #[test]
+    fn a_stream_ends_at_its_last_page_unless_it_continues() {
+        let end = Arc::new(OggEnd::new());
+        let mut watch = OggWatch::with_end(Arc::clone(&end));
+        let pages = [(FIRST, 5), (LAST, 5), (0, 6), (0, 5), (LAST, 5), (FIRST, 5)];
+        let known = pages.map(|(flags, serial)| {
+            watch.filter_page(&mut page(flags, serial, &[b"sound"]), true).unwrap();
+            end.of(5)
+        });
+        assert_eq!(known, [None, Some(0), Some(0), None, Some(0), None]);
     }
 
     #[test]

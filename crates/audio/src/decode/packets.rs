@@ -63,7 +63,8 @@ struct OggTrim {
     first: Option<u64>,
     /// Number of frames decoded since.
     decoded: u64,
-    /// True once frames behind the end were removed. All later ones are behind it too.
+    /// True once frames behind the end were removed. All later ones are behind it too, unless the
+    /// stream continues after its last page.
     is_past_end: bool,
 }
 
@@ -96,7 +97,10 @@ impl OggTrim {
         let first = *self.first.get_or_insert(time);
         let start = self.decoded;
         self.decoded += frames;
-        let Some(end) = self.end.of(serial) else { return };
+        let Some(end) = self.end.of(serial) else {
+            self.is_past_end = false;
+            return;
+        };
         let length = end.saturating_sub(first).saturating_add(self.before_zero);
         // A time that is further from the sound is wrong.
         if self.is_past_end || start <= length.saturating_add(BLOCK_MAX) {
@@ -325,6 +329,7 @@ impl BlockReader for Packets {
 #[cfg(test)]
 mod tests {
     use std::io::Cursor;
+    use std::ops::Range;
 
     use super::*;
     use crate::decode::AudioInput;
@@ -332,12 +337,15 @@ mod tests {
     /// Returns the frames that a trim leaves of each of four packets of 5000 frames. The last page,
     /// with the time `end`, is read after `known` packets.
     fn kept(before_zero: u64, end: u64, known: usize) -> [usize; 4] {
+        kept_until(before_zero, end, known..4)
+    }
+
+    /// As [`kept`], if a further page of the stream is read after `known.end` packets.
+    fn kept_until(before_zero: u64, end: u64, known: Range<usize>) -> [usize; 4] {
         let times = Arc::new(OggEnd::new());
         let mut trim = OggTrim::new(Arc::clone(&times), before_zero);
         std::array::from_fn(|packet| {
-            if packet == known {
-                times.set(1, end);
-            }
+            times.set(1, if known.contains(&packet) { end } else { u64::MAX });
             let mut samples = vec![0.0; 5000];
             trim.apply(1, 0, &mut samples, 5000, 1);
             samples.len()
@@ -349,6 +357,7 @@ mod tests {
         assert_eq!(kept(0, 17_000, 3), [5000, 5000, 5000, 2000]);
         assert_eq!(kept(0, 6000, 1), [5000, 1000, 0, 0]);
         assert_eq!(kept(0, 100, 2), [5000; 4], "a wrong time");
+        assert_eq!(kept_until(0, 9000, 1..2), [5000, 4000, 5000, 5000], "it was not the last");
     }
 
     /// A tool that cuts a file may leave a part of a block before the new start.
