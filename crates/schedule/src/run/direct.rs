@@ -5,7 +5,8 @@ use std::sync::Arc;
 use base::{Error, NamedTensor, Result};
 use engine::Servable;
 
-use super::{is_filled, mixing_evidence_of, rows_of, set_mixes_items};
+use super::item_sizes::ComparedRun;
+use super::{VARYING, is_filled, mixing_evidence_of, rows_of, set_mixes_items};
 use crate::batch::{self, Misfit, Part};
 use crate::batch_key::{self, BatchKey};
 
@@ -31,8 +32,15 @@ pub(crate) fn run_alone(
     let rows = rows_of(servable, items);
     let parts = [Part { inputs, items }];
     let padded = batch::join(plan, &batch_key, &parts, rows)?;
-    let answered = servable.run(&padded, outputs)?;
+    let answered = [servable.run(&padded, outputs)?];
+    note_mixing(servable, &padded, &answered);
+    let [answered] = answered;
+    let compared = ComparedRun { batch_key: &batch_key, inputs, outputs, items };
     match batch::split(plan, &batch_key, &parts, rows, answered) {
+        Ok(answers) if rows != items && compared.sizes_follow_items(servable, &answers) => {
+            set_mixes_items(servable, VARYING);
+            servable.run(inputs, outputs)
+        }
         Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
         // A rule for its outputs is wrong, so a worker does not pad it either.
         Err(Misfit(_)) => servable.run(inputs, outputs),

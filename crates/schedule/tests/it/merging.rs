@@ -471,6 +471,17 @@ fn a_run_without_a_scheduler_shows_that_a_model_mixes() {
     assert!(!apart.take_new_mixing());
 }
 
+/// The run has added items.
+#[test]
+fn a_filled_run_without_a_scheduler_shows_that_a_model_mixes() {
+    let mixes = Kind { mixes: true, ..Kind::default() };
+    let (rows, servable) = model("m", allowed(&[8]), mixes);
+    rows.gate.open();
+    millpond_schedule::run_alone(&servable, &x(2, 4, 1.0), &[]).unwrap();
+    assert!(servable.mixes_items());
+    assert_eq!(rows.runs(), [(8, 4), (2, 4)]);
+}
+
 /// Parts of a large request that a model mixes cannot be joined: it runs whole.
 #[test]
 fn a_large_request_to_a_model_that_mixes_is_not_split() {

@@ -179,3 +179,16 @@ fn columns_of_added_items_and_of_pieces_are_no_answer() {
         assert_eq!(runs.iter().filter(|run| **run == [1, 1]).count(), 1);
     }
 }
+
+#[test]
+fn a_run_without_a_scheduler_has_no_columns_of_added_items() {
+    let allowed = ScheduleOptions { allowed_batch_sizes: vec![8], ..merging() };
+    let (products, servable) = model_with(false, allowed);
+    products.gate.open();
+    for _ in 0..2 {
+        let inputs = request(&[1.0; 3], &[1.0; 3]);
+        let answer = millpond_schedule::run_alone(&servable, &inputs, &[]).unwrap();
+        assert_eq!(answer[0].tensor.shape(), [3, 3]);
+    }
+    assert_eq!(*products.runs.lock().unwrap(), [[8, 8], [1, 1], [3, 3], [3, 3]]);
+}
