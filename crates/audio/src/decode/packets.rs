@@ -97,7 +97,8 @@ impl OggTrim {
         let first = *self.first.get_or_insert(time);
         let start = self.decoded;
         self.decoded += frames;
-        let Some(end) = self.end.of(serial) else {
+        // A last page with the time 0 states no end: no stream with sound ends where it begins.
+        let Some(end) = self.end.of(serial).filter(|end| *end > first) else {
             self.is_past_end = false;
             return;
         };
@@ -357,6 +358,7 @@ mod tests {
         assert_eq!(kept(0, 17_000, 3), [5000, 5000, 5000, 2000]);
         assert_eq!(kept(0, 6000, 1), [5000, 1000, 0, 0]);
         assert_eq!(kept(0, 100, 2), [5000; 4], "a wrong time");
+        assert_eq!(kept(0, 0, 0), [5000; 4], "no time");
         assert_eq!(kept_until(0, 9000, 1..2), [5000, 4000, 5000, 5000], "it was not the last");
     }
 
