@@ -9,7 +9,7 @@ mod groups;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 
 use base::{Error, NamedTensor, Result};
@@ -108,10 +108,11 @@ struct ShadowState {
     bytes: AtomicU64,
 }
 
-/// The thread that runs copies. It starts at the first copy and ends when the runner is dropped.
+/// The threads that group and run copies. They start at the first copy, and end when the runner is
+/// dropped.
 pub(crate) struct ShadowRunner {
     state: Arc<ShadowState>,
-    /// `None` inside if the thread cannot be started.
+    /// `None` inside if a thread cannot be started.
     queue: OnceLock<Option<SyncSender<ShadowJob>>>,
 }
 
@@ -144,34 +145,39 @@ impl ShadowRunner {
     }
 }
 
+/// Starts the thread that runs copies, and one that groups them before. A worker must not wait for a
+/// lock of the channel, so no thread of idle priority, which may hold it for long, is at the other
+/// end.
 fn start(state: &Arc<ShadowState>) -> Option<SyncSender<ShadowJob>> {
     let (queue, jobs) = sync_channel(COPIES_MAX - GROUP_MAX);
+    let (sender, groups) = sync_channel(0);
     let state = state.clone();
-    os::thread::spawn("shadow", move || state.work(CopyGroups::new(jobs)))
+    os::thread::spawn("shadow", move || state.work(&groups))
+        .and_then(|_| {
+            os::thread::spawn("shadow-queue", move || CopyGroups::new(jobs).pass_on(&sender))
+        })
         .inspect_err(|error| tracing::error!(%error, "copies of requests cannot run"))
         .ok()
         .map(|_| queue)
 }
 
 impl ShadowState {
-    fn work(&self, mut groups: CopyGroups) {
+    fn work(&self, groups: &Receiver<Vec<ShadowJob>>) {
         os::thread::enter_background("copies of requests");
-        while let Some(group) = groups.next() {
+        while let Ok(group) = groups.recv() {
             let ended = group.iter().any(|job| job.request.measures.ended());
             if ended || self.scheduler.queued() > 0 {
                 group.iter().for_each(|job| self.dropped(job));
                 continue;
             }
-            if self.run(&group) {
-                groups.separate(&group);
-            }
+            self.run(&group);
         }
     }
 
     /// Runs copies, together if they can be joined. A copy runs again alone if its joined answer
-    /// differs or the joined run fails. Returns true if copies ran again after a joined run, and
-    /// all of them then answered like the stable version.
-    fn run(&self, group: &[ShadowJob]) -> bool {
+    /// differs or the joined run fails. If all of these copies then answer like the stable version,
+    /// later copies of the rollout run alone.
+    fn run(&self, group: &[ShadowJob]) {
         let inputs: Vec<Result<Vec<NamedTensor>>> = group.iter().map(ShadowJob::inputs).collect();
         let joined = run_joined(group, &inputs);
         let was_joined = joined.is_some();
@@ -196,7 +202,9 @@ impl ShadowState {
             self.bytes.fetch_sub(job.bytes, Ordering::Relaxed);
             self.count(&job.request.candidate, outcome);
         }
-        was_joined && alone > 0 && same_alone == alone
+        if was_joined && alone > 0 && same_alone == alone {
+            group.iter().for_each(|job| job.request.measures.run_copies_alone());
+        }
     }
 
     fn dropped(&self, job: &ShadowJob) {
@@ -365,7 +373,7 @@ mod tests {
         let (runner, measures) = (runner(), Arc::new(RolloutMeasures::new(1e-3, None, 1)));
         let rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]];
         let group = rows.map(|row| copy(&candidate, &measures, &row, &row));
-        assert!(!runner.state.run(&group));
+        runner.state.run(&group);
         assert_eq!((fake.counters().runs(), counts(&runner)), (1, [0, 3, 0, 0]));
     }
 
@@ -382,7 +390,7 @@ mod tests {
         for copies in [4, 2] {
             let group = groups.next().unwrap();
             assert_eq!(group.len(), copies);
-            assert!(!runner.state.run(&group));
+            runner.state.run(&group);
         }
         assert_eq!((fake.counters().runs(), counts(&runner)), (2, [0, 6, 0, 0]));
     }
@@ -396,7 +404,8 @@ mod tests {
         let expected = [[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]];
         let group = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]];
         let group = [0, 1].map(|at| copy(&candidate, &measures, &group[at], &expected[at]));
-        assert!(!runner.state.run(&group), "it differs alone too");
+        runner.state.run(&group);
+        assert!(!measures.copies_run_alone(), "it differs alone too");
         assert_eq!((fake.counters().runs(), counts(&runner)), (2, [0, 1, 1, 0]));
         let figures = measures.read();
         assert_eq!((figures.candidate.requests, figures.differing), (2, 1));
@@ -419,9 +428,8 @@ mod tests {
         };
         send();
         let group = groups.next().unwrap();
-        assert!(group.len() == 2 && runner.state.run(&group));
-        assert_eq!(counts(&runner), [0, 2, 0, 0]);
-        groups.separate(&group);
+        runner.state.run(&group);
+        assert_eq!((group.len(), counts(&runner)), (2, [0, 2, 0, 0]));
         send();
         assert_eq!(groups.next().unwrap().len(), 1);
     }

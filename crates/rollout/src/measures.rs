@@ -75,6 +75,7 @@ pub struct RolloutMeasures {
     outputs: Option<OutputDistributions>,
     tolerance: f64,
     ended: AtomicBool,
+    copies_run_alone: AtomicBool,
 }
 
 impl RolloutMeasures {
@@ -89,7 +90,18 @@ impl RolloutMeasures {
             outputs: signature.map(OutputDistributions::new),
             tolerance,
             ended: AtomicBool::new(false),
+            copies_run_alone: AtomicBool::new(false),
         }
+    }
+
+    /// Returns true if copies must not run together.
+    pub fn copies_run_alone(&self) -> bool {
+        self.copies_run_alone.load(Ordering::Relaxed)
+    }
+
+    /// Records that the candidate answered like the stable version only if copies ran alone.
+    pub fn run_copies_alone(&self) {
+        self.copies_run_alone.store(true, Ordering::Relaxed);
     }
 
     /// Returns true once the rollout has ended. Copies that have not run yet are dropped then.

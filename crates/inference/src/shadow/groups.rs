@@ -4,10 +4,8 @@
 //! processor's cache from the runs of clients. Copies that run together read them once.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
-
-use lifecycle::RolloutMeasures;
 
 use super::ShadowJob;
 
@@ -21,13 +19,11 @@ pub(super) struct CopyGroups {
     jobs: Receiver<ShadowJob>,
     /// First copy of the next group.
     next: Option<ShadowJob>,
-    /// Last rollout whose copies must not be joined.
-    separate: Option<Arc<RolloutMeasures>>,
 }
 
 impl CopyGroups {
     pub(super) fn new(jobs: Receiver<ShadowJob>) -> CopyGroups {
-        CopyGroups { jobs, next: None, separate: None }
+        CopyGroups { jobs, next: None }
     }
 
     /// Waits for a copy, and for others for the same outputs of the same candidate, until they fill
@@ -37,7 +33,7 @@ impl CopyGroups {
         let items_max = first.request.candidate.schedule().max_batch;
         let mut items = first.items();
         let mut group = vec![first];
-        if !self.may_join(&group[0]) {
+        if !may_join(&group[0]) {
             return Some(group);
         }
         let until = Instant::now() + WAIT_MAX;
@@ -54,18 +50,21 @@ impl CopyGroups {
         Some(group)
     }
 
-    /// Runs the later copies of the group's rollout one by one.
-    pub(super) fn separate(&mut self, group: &[ShadowJob]) {
-        self.separate = group.first().map(|job| job.request.measures.clone());
+    /// Passes the groups on until one side ends. Waits while the receiver runs a group.
+    pub(super) fn pass_on(mut self, groups: &SyncSender<Vec<ShadowJob>>) {
+        while let Some(group) = self.next() {
+            if groups.send(group).is_err() {
+                return;
+            }
+        }
     }
+}
 
-    fn may_join(&self, job: &ShadowJob) -> bool {
-        let candidate = &job.request.candidate;
-        let is_separate = |rollout| Arc::ptr_eq(rollout, &job.request.measures);
-        candidate.plan().batchable
-            && !candidate.mixes_items()
-            && !self.separate.as_ref().is_some_and(is_separate)
-    }
+fn may_join(job: &ShadowJob) -> bool {
+    let candidate = &job.request.candidate;
+    candidate.plan().batchable
+        && !candidate.mixes_items()
+        && !job.request.measures.copies_run_alone()
 }
 
 /// Returns true if two copies are for the same outputs of the same candidate.
