@@ -44,8 +44,13 @@ pub(super) async fn image(call: ImageCall) -> Result<Reply> {
 pub(super) async fn collection(call: ImageCall) -> Result<Reply> {
     call.query.route_parameters::<NoRouteParams>()?;
     let _admitted = call.admit()?;
-    let target = ImageTarget::open(&call.context)?;
+    let mut target = ImageTarget::open(&call.context)?;
     let mut context = call.context.clone();
+    if target.record.name != context.collection {
+        // Another root may have changed the alias a moment ago. Its earlier collection must stay.
+        context.state.read_again(context.deadline).await;
+        target = ImageTarget::open(&context)?;
+    }
     context.collection.clone_from(&target.record.name);
     remove_named(&context).await?;
     Ok(Reply::json(json!({ "deleted": call.context.collection }).to_string()))

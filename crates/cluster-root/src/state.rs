@@ -300,7 +300,7 @@ impl RootState {
 
     /// Reads the collections once more, for at most [`NAME_WAIT_MAX`]. Has no effect if
     /// [`NAME_WAITS_AT_ONCE_MAX`] requests wait.
-    pub(super) async fn read_again(&self, deadline: Instant) {
+    pub async fn read_again(&self, deadline: Instant) {
         let Ok(_permit) = self.name_waits.try_acquire() else { return };
         let until = deadline.min(Instant::now() + NAME_WAIT_MAX);
         // At the end of the time the view stays as it is.

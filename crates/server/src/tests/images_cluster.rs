@@ -493,7 +493,8 @@ fn an_upload_that_loses_a_race_finds_the_image() {
 fn a_collection_is_removed_by_its_alias() {
     let dir = tempfile::tempdir().unwrap();
     let spread = Spread::start(dir.path());
-    spread.good("PUT", "?shard_number=1&replication_factor=1", Sent::Image(&picture(1)));
+    let path = "?shard_number=1&replication_factor=1";
+    spread.good("PUT", path, Sent::Image(&picture(1)));
     let create = json!({"create_alias": {"alias_name": "live", "collection_name": "spread"}});
     let actions = json!({ "actions": [create] });
     let root = &spread.root;
@@ -503,6 +504,10 @@ fn a_collection_is_removed_by_its_alias() {
     let answer: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!((status, answer), (200, json!({ "deleted": "live" })));
     assert_eq!(spread.send("GET", "", Sent::Nothing).0, 404);
+    // The view has the alias of a collection that another root has removed a moment ago.
+    spread.good("PUT", path, Sent::Image(&picture(1)));
+    spread.node.removed.store(true, Ordering::Relaxed);
+    assert_eq!(spread.ask(root, "DELETE", "/v1/images/live", Sent::Nothing).0, 404);
 }
 
 /// Another root has removed the collection a moment ago.
