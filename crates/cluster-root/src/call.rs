@@ -1,6 +1,6 @@
 //! One request: reads it within its limits, and answers in Qdrant's envelope.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -122,14 +122,24 @@ impl RootContext {
     }
 
     /// Reads the collections once more if this root does not know one of `names`, which the request
-    /// names in addition to its own. Another root may have created it a moment ago.
-    pub(super) async fn wait_others(&self, names: &[&str]) {
+    /// names in addition to its own. Another root may have created it a moment ago. Lets a strong
+    /// read see the newest collections of these names.
+    ///
+    /// # Errors
+    /// As [`RootState::see_newest`].
+    pub(super) async fn wait_others(&self, names: &[&str]) -> Result<()> {
+        let names: BTreeSet<&str> = names.iter().copied().filter(|name| self.sees(name)).collect();
         let view = self.state.view.current();
-        let mut names = names.iter().filter(|name| self.sees(name));
-        let unknown = names.find(|name| view.collection(name).is_none());
+        let unknown = names.iter().find(|name| view.collection(name).is_none());
         if let Some(name) = unknown {
             self.state.wait_known(name, self.deadline).await;
         }
+        if self.params.strong {
+            for name in names {
+                self.state.see_newest(name, self.deadline).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a request that would create a collection which its key may not create.

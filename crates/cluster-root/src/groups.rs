@@ -58,7 +58,7 @@ pub(super) async fn query(context: RootContext, body: Bytes) -> Result<RootAnswe
     request.query.check_prefetches()?;
     let mut members = split::members(&body)?;
     let other = request.with_lookup.as_ref().map(|lookup| lookup.collection.as_str());
-    context.wait_others(other.as_slice()).await;
+    context.wait_others(other.as_slice()).await?;
     let lookup = LookupRead::of(&context, &request, members.remove(WITH_LOOKUP))?;
     let mut query = [RootQuery::new(request.query.clone(), members)];
     if query[0].is_grouped_by_root() {

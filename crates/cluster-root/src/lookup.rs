@@ -28,11 +28,12 @@ struct OtherPoints {
 /// # Errors
 /// `PermissionDenied` if the request's key may not use another collection; `NotFound` if there is
 /// no such collection or point; `InvalidArgument` if its vector has another name or size; as
-/// [`QueriedCollection::point_vectors`].
+/// [`QueriedCollection::point_vectors`]; `Unavailable` with retry advice if a strong read does not
+/// see the newest collection in time.
 pub(super) async fn resolve(run: &QueriedCollection<'_>, queries: &mut [RootQuery]) -> Result<()> {
     let lookups = queries.iter().filter_map(|query| query.request.lookup_from.as_ref());
     let names: Vec<&str> = lookups.map(|lookup| lookup.collection.as_str()).collect();
-    run.context.wait_others(&names).await;
+    run.context.wait_others(&names).await?;
     // By the id of the collection.
     let mut others: BTreeMap<String, OtherPoints> = BTreeMap::new();
     // For each query, the id of the other collection.

@@ -283,6 +283,23 @@ async fn vectors_come_from_a_new_collection_of_another_root() {
 }
 
 #[tokio::test]
+async fn strong_queries_use_vectors_of_a_replaced_collection() {
+    let (root, _node) = with_other().await;
+    let mut newer = None;
+    root.view.update(|view| {
+        let other = view.collections.get_mut("other").unwrap();
+        newer = Some(other.clone());
+        other.id = "old-id".to_owned();
+    });
+    root.unread.lock().extend(newer);
+    let lookup = json!({"collection": "other", "vector": "v"});
+    let query = json!({"query": 7, "lookup_from": lookup, "limit": 1});
+    // No node serves the removed collection.
+    let found = root.post("points/query?consistency=strong", &query).await;
+    assert_eq!(ids(found.result()), [39]);
+}
+
+#[tokio::test]
 async fn vectors_come_from_another_collection() {
     let (root, node) = with_other().await;
     let lookup = json!({"collection": "other", "vector": "v"});
