@@ -34,6 +34,10 @@ pub(super) async fn verify(mut call: ImageCall) -> Result<Reply> {
     target.check_prints()?;
     let body = call.bytes().await?;
     let _admitted = call.admit()?;
+    let context = &call.context;
+    if context.params.strong {
+        context.state.check_current(&target.record, context.deadline).await?;
+    }
     let media = call.head.headers.get(header::CONTENT_TYPE).cloned();
     let headers = media.into_iter().map(|value| (header::CONTENT_TYPE, value)).collect();
     let request = comparison(&call, headers, body);
@@ -49,9 +53,10 @@ async fn pair(mut call: ImageCall, parameters: &RootVerifyParams) -> Result<Repl
     let body = call.json_bytes().await?;
     let bytes = body.len() as u64;
     let mut pair: PrintPair = call.context.state.requests.parse_json(body).await?;
+    let _admitted = call.admit()?;
+    call.context.see_newest_if_strong().await?;
     let target = ImageTarget::open(&call.context)?;
     target.check_prints()?;
-    let _admitted = call.admit()?;
     let context = &call.context;
     let requests = &call.context.state.requests;
     // The texts of the prints, and the request that is made of them.

@@ -525,6 +525,12 @@ fn an_image_of_a_removed_collection_is_not_present() {
     let ids = json!({ "ids": [added["id"]] });
     let missing = spread.good("POST", "/missing", Sent::Json(&ids));
     assert_eq!(missing, json!({ "missing": [added["id"]] }));
+    spread.good("PUT", path, Sent::Image(&image));
+    spread.node.removed.store(true, Ordering::Relaxed);
+    let print = json!({ "id": added["id"] });
+    let pair = json!({ "first": print, "second": print });
+    let compared = spread.send("POST", "/verify?consistency=strong", Sent::Json(&pair));
+    assert_eq!(compared.0, 404, "photographs cannot be compared, but there are none");
 }
 
 /// Groups of a collection: the ids of the images of each, the pairs, and the summary.
