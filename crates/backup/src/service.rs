@@ -496,7 +496,7 @@ mod tests {
         let context = BackupContext { store: &store, pacer: service.pacer(), progress: &progress };
         let error = service.shared.back_up(&context, &named, BackupExtent::Missing).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
-        assert_eq!(error.to_string(), "collection \"c\" was removed during its backup");
+        assert_eq!(error.to_string(), "collection \"c\" was removed or replaced during its backup");
     }
 
     #[test]

@@ -170,12 +170,13 @@ impl ServiceShared {
 }
 
 /// Returns the error of a backup of `named` that has failed with `error`. The missing files of a
-/// removed collection are no damage.
+/// removed or replaced collection are no damage.
 fn backup_error(named: &NamedCollection, error: Error) -> Error {
     if !named.removed() || error.kind() == ErrorKind::Cancelled {
         return error;
     }
-    let message = format!("collection {:?} was removed during its backup", named.name());
+    let name = named.name();
+    let message = format!("collection {name:?} was removed or replaced during its backup");
     Error::not_found(message).with_source(error)
 }
 
