@@ -356,8 +356,12 @@ async fn find(
 }
 
 async fn check_free(context: &RootContext, name: &str) -> Result<()> {
-    // Another root may have removed the collection a moment ago.
+    // Another root may have removed the collection or the alias a moment ago.
     context.state.see_newest(name, context.deadline).await?;
+    let view = context.state.loaded_view()?;
+    if view.changes.aliases.contains_key(name) {
+        context.state.read_again(context.deadline).await;
+    }
     let view = context.state.loaded_view()?;
     if view.collections.contains_key(name) || view.changes.aliases.contains_key(name) {
         return Err(name_exists(name));

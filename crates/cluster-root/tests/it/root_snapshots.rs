@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use http::Method;
 use serde_json::{Value, json};
 
 use crate::root_support::TestRoot;
@@ -47,4 +48,19 @@ async fn the_name_of_a_collection_that_another_root_removed_is_free() {
     // This root has no backups.
     assert_ne!(root.put("snapshots/recover", &location).await.status, 409);
     assert!(root.view.source().current().collections.is_empty());
+}
+
+#[tokio::test]
+async fn the_name_of_an_alias_that_another_root_removed_is_free() {
+    let root = TestRoot::with_collection(2, "Dot");
+    root.serve("a", "127.0.0.1:1", &[0, 1]);
+    let create = json!({"create_alias": {"alias_name": "live", "collection_name": "c"}});
+    let actions = json!({ "actions": [create] });
+    root.send(Method::POST, "/collections/aliases", &actions).await.result();
+    let location = json!({"location": "file:///tmp/docs.snapshot"});
+    let path = "/collections/live/snapshots/recover";
+    assert_eq!(root.send(Method::PUT, path, &location).await.status, 409);
+    root.removed_aliases.store(true, Ordering::Relaxed);
+    // This root has no backups.
+    assert_ne!(root.send(Method::PUT, path, &location).await.status, 409);
 }

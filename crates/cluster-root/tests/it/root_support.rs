@@ -228,6 +228,7 @@ pub(crate) struct MemoryCatalog {
     loaded: Arc<AtomicBool>,
     unread: Arc<Mutex<Vec<CollectionRecord>>>,
     removed: Arc<AtomicBool>,
+    removed_aliases: Arc<AtomicBool>,
     hangs: Arc<AtomicBool>,
 }
 
@@ -286,7 +287,11 @@ impl CollectionCatalog for MemoryCatalog {
         }
         let read = std::mem::take(&mut *self.unread.lock());
         let is_removed = self.removed.swap(false, Ordering::Relaxed);
+        let lacks_aliases = self.removed_aliases.swap(false, Ordering::Relaxed);
         self.view.update(|view| {
+            if lacks_aliases {
+                view.changes = Arc::default();
+            }
             view.collections.retain(|_, _| !is_removed);
             view.collections.extend(read.into_iter().map(|record| (record.name.clone(), record)));
         });
@@ -317,6 +322,8 @@ pub(crate) struct TestRoot {
     pub(crate) unread: Arc<Mutex<Vec<CollectionRecord>>>,
     /// True if another root has removed the collections, which this one has not seen.
     pub(crate) removed: Arc<AtomicBool>,
+    /// True if another root has removed the aliases, which this one has not seen.
+    pub(crate) removed_aliases: Arc<AtomicBool>,
     /// True if readings of the store do not end.
     pub(crate) hangs: Arc<AtomicBool>,
     router: Router,
@@ -363,12 +370,14 @@ impl TestRoot {
         let loaded = Arc::new(AtomicBool::new(true));
         let unread = Arc::<Mutex<Vec<CollectionRecord>>>::default();
         let removed = Arc::<AtomicBool>::default();
+        let removed_aliases = Arc::<AtomicBool>::default();
         let hangs = Arc::<AtomicBool>::default();
         let catalog = Arc::new(MemoryCatalog {
             view: view.clone(),
             loaded: loaded.clone(),
             unread: unread.clone(),
             removed: removed.clone(),
+            removed_aliases: removed_aliases.clone(),
             hangs: hangs.clone(),
         });
         let client = HttpClient::new(None);
@@ -376,7 +385,17 @@ impl TestRoot {
         let state = RootState::new("this-root", own, client, view.source(), catalog);
         let state = Arc::new(state);
         let router = further(&state).merge(routes().with_state(state));
-        TestRoot { view, metrics, requests, loaded, unread, removed, hangs, router }
+        TestRoot {
+            view,
+            metrics,
+            requests,
+            loaded,
+            unread,
+            removed,
+            removed_aliases,
+            hangs,
+            router,
+        }
     }
 
     /// Creates a root with the collection "c" of `shards` shards.
