@@ -118,6 +118,12 @@ impl Collection {
         self.live.lock().state.memtables.len() > FROZEN_MAX
     }
 
+    /// Returns true if a memtable waits to be flushed and the last flush did not fail. A failed
+    /// flush is tried again up to half a minute later.
+    fn expects_flush(&self) -> bool {
+        self.waits_for_flush() && self.health.lock().flush_error.is_none()
+    }
+
     /// Returns the earliest time for the next change, or `None` if no memtable waits to be flushed
     /// and few segments wait to be merged.
     fn next_write(&self) -> Option<Instant> {
@@ -271,7 +277,7 @@ impl Collection {
             self.check_open()?;
             // Writers and deletes of a collection wait for one lock. If each writer held it for the
             // whole wait, the last of many writers would wait for minutes.
-            let in_vain = !notified && self.stall.waited_in_vain(seen) && !self.waits_for_flush();
+            let in_vain = !notified && self.stall.waited_in_vain(seen) && !self.expects_flush();
             if in_vain && room == RoomPolicy::Wait {
                 self.stall.refuse(seen);
                 return Err(refusal.with_retry_after(RETRY_AFTER));
@@ -565,6 +571,15 @@ mod tests {
         assert_eq!(counts(), (2, 3), "a flush may have made room");
         drop(taken);
         assert!(!is_refused(4));
+        // A memtable waits to be flushed.
+        assert!(collection.freeze().unwrap());
+        let _taken = budget.reserve(budget.free(), "a test").unwrap();
+        assert!(is_refused(5));
+        assert!(is_refused(6));
+        assert_eq!(counts(), (4, 5), "its flush may end soon");
+        collection.health.lock().flush_error = Some(Error::internal("a test"));
+        assert!(is_refused(7));
+        assert_eq!(counts(), (4, 6), "its flush has failed");
     }
 
     #[test]
