@@ -210,8 +210,8 @@ pub fn may_have_several(file: &[u8]) -> bool {
     }
 }
 
-/// Returns the number of bytes of memory that [`FilePrints::split`] needs while it runs, in
-/// addition to those that it reserves.
+/// Returns the number of bytes of memory that [`FilePrints::split`] needs while it runs, besides
+/// the bytes that it reserves.
 pub fn split_bytes(file: &[u8]) -> u64 {
     let length = file.len() as u64;
     match FileFormat::sniff(file) {

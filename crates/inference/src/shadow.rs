@@ -145,9 +145,9 @@ impl ShadowRunner {
     }
 }
 
-/// Starts the thread that runs copies, and one that groups them before. A worker must not wait for a
-/// lock of the channel, so no thread of idle priority, which may hold it for long, is at the other
-/// end.
+/// Starts the thread that runs copies, and one that groups them before. A thread of idle priority
+/// may hold a lock for long, and a worker must not wait for it. So the first channel ends at a
+/// thread of ordinary priority.
 fn start(state: &Arc<ShadowState>) -> Option<SyncSender<ShadowJob>> {
     let (queue, jobs) = sync_channel(COPIES_MAX - GROUP_MAX);
     let (sender, groups) = sync_channel(0);

@@ -348,7 +348,8 @@ impl Scanner {
     }
 
     /// Reads the contents of `models`, whose directories are below `directory`. If the file system
-    /// does not answer in time, the result has only the contents that an earlier read returned late.
+    /// does not answer in time, the result has only the contents that an earlier read returned
+    /// late.
     fn read_models(
         &mut self,
         directory: &Path,

@@ -14,8 +14,8 @@ use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, Model
 const MISFITS_MAX: usize = 16;
 
 /// Time for which the queue of a model stays after the release of the versions that used it. A
-/// version that replaced them uses the queue from its first request on. The counts continue then. It
-/// is two scrapes a minute apart, and a margin.
+/// version that replaced them uses the queue from its first request on, and the counts continue.
+/// The time is two scrapes a minute apart, and a margin.
 pub(crate) const UNUSED_TIME: Duration = Duration::from_secs(150);
 
 /// Time between two scans for requests of disconnected clients. They never run. Scanning the whole
@@ -151,8 +151,8 @@ impl ModelQueue {
             && self.sessions.iter().all(|session| session.strong_count() == 0)
     }
 
-    /// Returns true if the queue has been unused for [`UNUSED_TIME`]. The time begins with the first
-    /// call that finds the queue unused.
+    /// Returns true if the queue has been unused for [`UNUSED_TIME`]. The time begins with the
+    /// first call that finds the queue unused.
     pub(crate) fn has_expired(&mut self, now: Instant) -> bool {
         if !self.is_unused() {
             self.unused_since = None;

@@ -67,8 +67,8 @@ impl WriteStall {
         StalledWrite(self)
     }
 
-    /// Counts a writer that is refused. It, or another writer, has waited in vain for an event after
-    /// the first `seen` ones.
+    /// Counts a writer that is refused. This or another writer has waited in vain for an event
+    /// after the first `seen` ones.
     pub(super) fn refuse(&self, seen: u64) {
         let mut state = self.0.lock();
         state.refused += 1;
