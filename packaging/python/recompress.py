@@ -12,7 +12,7 @@ import zipfile
 
 import zopfli
 
-# Further iterations save less than 0.1 %.
+# Further iterations save less than 0.1 %. Blocks without a maximum number save as much in half of that time.
 ITERATIONS = 5
 
 
@@ -20,7 +20,7 @@ def recompress(wheel):
     """Replaces the wheel by a smaller one."""
     before = wheel.stat().st_size
     unfinished = wheel.with_suffix(".tmp")
-    with zipfile.ZipFile(wheel) as old, zopfli.ZipFile(unfinished, "w", iterations=ITERATIONS) as new:
+    with zipfile.ZipFile(wheel) as old, zopfli.ZipFile(unfinished, "w", iterations=ITERATIONS, block_splitting_max=0) as new:
         for entry in old.infolist():
             new.writestr(entry, old.read(entry), compress_type=zipfile.ZIP_DEFLATED)
     os.replace(unfinished, wheel)
