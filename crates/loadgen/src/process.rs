@@ -442,6 +442,8 @@ fn watch_signals(waits: &std::sync::mpsc::Sender<()>) {
             if is_handled && !INTERRUPTED.swap(true, Ordering::SeqCst) {
                 continue;
             }
+            // The lock is kept until the exit. An owner that sees its child end waits in `let_go`,
+            // so that this process ends with `code` and without the owner's error.
             let children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
             children.iter().for_each(|&pid| signal(pid, rustix::process::Signal::KILL));
             run_folder::remove_all();
@@ -471,6 +473,8 @@ mod tests {
         });
         crate::println!("child {}", child.id());
         child.wait().unwrap();
+        // As each owner of a child. Without it, this process can end before the signal's exit code.
+        let_go(child.id());
     }
 
     #[test]
