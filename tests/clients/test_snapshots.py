@@ -176,6 +176,10 @@ def test_commands_back_up_and_restore(server, client, filled):
     none = collections(server, "verify", "copy", check=False)
     assert none.returncode == 1 and 'no backup of "copy"' in none.stderr
     assert "removed 1 backups" in collections(server, "prune", filled, "--keep", "1").stdout
+    # A collection without a backup is no error for a policy that runs each day; a wrong name is one.
+    assert "removed 0 backups" in collections(server, "prune", "copy", "--keep", "1").stdout
+    none = collections(server, "prune", "cpoy", "--keep", "1", check=False)
+    assert none.returncode == 1 and "cpoy" in none.stderr
     client.delete_collection("old")
     client.delete_collection("copy")
 

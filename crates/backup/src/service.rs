@@ -423,12 +423,29 @@ mod tests {
         let config = BackupConfig::default();
         let service = BackupService::new(config, Arc::new(NoRegistry), Arc::default());
         let job = service.shared.begin_scheduled("c").unwrap();
-        let outcome = service.shared.run_scheduled(job.number, "c", || panic!("a test"));
+        let work = || panic!("a test");
+        let outcome = service.shared.run_scheduled(job.number, "c", work, || false);
         assert_eq!(outcome, ScheduledOutcome::Failed);
         let BackupJobState::Ended(Err(error)) = service.job(job.number).unwrap().state else {
             panic!("the job has not failed");
         };
         assert_eq!(error.kind(), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_backup_of_a_removed_collection_does_not_count_as_failed() {
+        let metrics = Arc::<Metrics>::default();
+        let service =
+            BackupService::new(BackupConfig::default(), Arc::new(NoRegistry), metrics.clone());
+        let labels = metrics::BackupWorkLabels { work: "backup", outcome: "failed" };
+        let run = |is_removed: bool| {
+            let job = service.shared.begin_scheduled("c").unwrap();
+            let work = || Err(Error::data_loss("a file is missing"));
+            let outcome = service.shared.run_scheduled(job.number, "c", work, || is_removed);
+            (outcome, metrics.backups.work.get_or_create(&labels).get())
+        };
+        assert_eq!(run(true), (ScheduledOutcome::Removed, 0));
+        assert_eq!(run(false), (ScheduledOutcome::Failed, 1));
     }
 
     /// A registry that is open.

@@ -54,6 +54,8 @@ impl SchedulePass {
 pub(super) enum ScheduledOutcome {
     Done,
     Failed,
+    /// The collection was removed or replaced meanwhile.
+    Removed,
     /// The thread should end.
     Stopped,
 }
@@ -99,37 +101,46 @@ impl ServiceShared {
             let context =
                 BackupContext { store: &store, pacer: &self.pacer, progress: &progress.progress };
             let work = || self.back_up_scheduled(&context, &named);
-            match self.run_scheduled(progress.number, &listed.name, work) {
+            match self.run_scheduled(progress.number, &listed.name, work, || named.removed()) {
                 ScheduledOutcome::Done => {
                     done.insert(listed.name, Instant::now());
                 }
-                ScheduledOutcome::Failed => {
-                    // A collection that was removed meanwhile needs no backup.
-                    pass.failed |= !named.removed() || registry.get(&listed.name).is_ok();
-                }
+                ScheduledOutcome::Failed => pass.failed = true,
+                // A collection that took the name meanwhile still needs a backup.
+                ScheduledOutcome::Removed => pass.failed |= registry.get(&listed.name).is_ok(),
                 ScheduledOutcome::Stopped => return pass,
             }
         }
         pass
     }
 
-    /// Does the work of a job of the schedule, and keeps its outcome.
+    /// Does the work of a job of the schedule, and keeps its outcome. If the work has failed and
+    /// `removed` returns true, it counts neither as done nor as failed.
     pub(super) fn run_scheduled(
         &self,
         number: u64,
         collection: &str,
         work: impl FnOnce() -> Result<Value>,
+        removed: impl FnOnce() -> bool,
     ) -> ScheduledOutcome {
         let result = catch_panic(work);
-        let mut outcome = ScheduledOutcome::Done;
-        if let Err(error) = &result {
-            if error.kind() == ErrorKind::Cancelled {
+        let outcome = match &result {
+            Ok(_) => ScheduledOutcome::Done,
+            Err(error) if error.kind() == ErrorKind::Cancelled => {
                 return ScheduledOutcome::Stopped;
             }
-            tracing::error!(collection, %error, "a scheduled backup has failed");
-            outcome = ScheduledOutcome::Failed;
+            Err(error) if removed() => {
+                tracing::info!(collection, %error, "a scheduled backup has ended");
+                ScheduledOutcome::Removed
+            }
+            Err(error) => {
+                tracing::error!(collection, %error, "a scheduled backup has failed");
+                ScheduledOutcome::Failed
+            }
+        };
+        if outcome != ScheduledOutcome::Removed {
+            self.count("backup", &result);
         }
-        self.count("backup", &result);
         self.end(number, result);
         outcome
     }

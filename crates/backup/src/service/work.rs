@@ -16,6 +16,7 @@ use super::{BackupJob, BackupJobState, BackupRequest, FINISHED_MAX, QueuedJob, S
 use crate::create::{BackupExtent, BackupReport, create_with_room};
 use crate::prune::{delete, prune};
 use crate::restore::restore;
+use crate::store::BackupStore;
 use crate::transfer::{BackupContext, BackupProgress};
 use crate::verify::verify;
 
@@ -129,6 +130,7 @@ impl ServiceShared {
                 report(&verified)
             }
             BackupRequest::Prune { collection, policy } => {
+                check_known(&store, &registry, collection)?;
                 report(&block_on(prune(&context, collection, policy, self.config.grace))?)
             }
             BackupRequest::Delete { collection, backup } => {
@@ -167,6 +169,21 @@ impl ServiceShared {
             "seconds": began.elapsed().as_secs_f64(),
         }))
     }
+}
+
+/// Checks that a name is that of a collection, or that the store has its backups or their objects.
+///
+/// # Errors
+/// `NotFound`; the store's error.
+fn check_known(store: &BackupStore, registry: &Registry, name: &str) -> Result<()> {
+    let is_stored = async {
+        let has_lists = !store.ids(name).await?.is_empty();
+        Ok::<_, Error>(has_lists || !store.objects(name).await?.is_empty())
+    };
+    if !block_on(is_stored)? {
+        registry.get(name)?;
+    }
+    Ok(())
 }
 
 /// Returns the error of a backup of `named` that has failed with `error`. The missing files of a
