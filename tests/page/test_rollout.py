@@ -13,6 +13,8 @@ SETTINGS = '[rollout]\ntraffic = 0.5\npromote = "hand"\n'
 # Version 2 is on disk and does not serve: an administrator starts its rollout.
 BY_HAND = 'policy = "1"\n[rollout]\ntraffic = 0.25\npromote = "hand"\n'
 REQUESTS = 20
+# A time in nanoseconds, which a number of JavaScript would round.
+LONG_VERSION = 1_764_000_000_123_456_789
 
 
 def rollout(server) -> dict:
@@ -36,11 +38,11 @@ def rolling(tmp_path):
     assert server.stop() == 0, server.log_text()
 
 
-def stage(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Writes two versions of a model that serves the first one. Returns the root."""
+def stage(tmp_path: pathlib.Path, newer: int = 2) -> pathlib.Path:
+    """Writes version 1 of a model, which serves, and a newer one. Returns the root."""
     root = tmp_path / "root"
-    for version in (1, 2):
-        publish(stamped(tmp_path / f"{version}.onnx", version), root / SWAPPED, version)
+    for version in (1, newer):
+        publish(stamped(tmp_path / f"{version}.onnx", min(version, 2)), root / SWAPPED, version)
     (root / SWAPPED / "millpond.toml").write_text(BY_HAND)
     return root
 
@@ -185,6 +187,20 @@ def test_a_rollout_is_started_and_changed(browser, staged):
     wait(lambda: rollout(staged)["state"] == "rolled_back", "the rollback")
     wait(lambda: in_model(browser, SWAPPED, ".rollout summary") == ["Start a rollout"], "another can be started")
     assert answers(staged) == {2.0}
+
+
+def test_a_long_version_keeps_all_digits(browser, tmp_path):
+    server = Server(stage(tmp_path, LONG_VERSION), log=tmp_path / "server.log").wait_ready()
+    open_form(browser, server)
+    fill(browser, version=str(LONG_VERSION), share="0.5")
+    send(browser)
+    wait(lambda: rollout(server)["state"] == "running", "the rollout runs")
+    assert rollout(server)["candidate"] == LONG_VERSION
+    heads = ["", "stable v1", f"candidate v{LONG_VERSION}"]
+    wait(lambda: in_model(browser, SWAPPED, ".rollout thead th") == heads, "the versions")
+    choose(browser, server, f"Promote version {LONG_VERSION}")
+    wait(lambda: f"v{LONG_VERSION}" in in_model(browser, SWAPPED, ".chips .chip"), "it serves")
+    assert server.stop() == 0, server.log_text()
 
 
 def test_refusals_of_the_server_are_shown_at_the_form(browser, staged):

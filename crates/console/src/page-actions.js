@@ -1,6 +1,6 @@
 // The actions of a model: load, unload, roll back and promote. Each asks for confirmation.
 
-import { request, words } from "./page-api.js";
+import { compareVersions, exactVersion, request, toJson, words } from "./page-api.js";
 import { menu } from "./page-menu.js";
 import { servingVersion } from "./page-overview.js";
 import { ask, message } from "./page-shell.js";
@@ -20,7 +20,7 @@ export class Actions {
     Object.assign(this, { model, server });
     const up = model.versions.some((version) => UP.includes(version.state));
     const serving = servingVersion(model)?.version, candidate = model.versions.find((version) => version.candidate)?.version;
-    const older = model.versions.filter(({ version, state }) => serving !== undefined && version < serving && state !== "ready").slice(0, 5);
+    const older = model.versions.filter(({ version, state }) => serving !== undefined && compareVersions(version, serving) < 0 && state !== "ready").slice(0, 5);
     const rolls = server.calls.rollout && older.length > 0;
     const key = JSON.stringify([this.busy, up, serving, candidate, older.map(({ version }) => version), rolls]);
     if (key === this.shown) return;
@@ -53,7 +53,7 @@ export class Actions {
   }
 
   call(verb, version, question) {
-    const body = version === null ? null : { parameters: { version } };
+    const body = version === null ? null : { parameters: { version: exactVersion(version) } };
     return this.post(`/v2/repository/models/${encodeURIComponent(this.name)}/${verb}`, body, `${verb}ed`, question);
   }
 
@@ -61,7 +61,7 @@ export class Actions {
     if (this.busy || !(await ask(question))) return;
     this.working(true);
     try {
-      await request("POST", path, { body: body && JSON.stringify(body) });
+      await request("POST", path, { body: body && toJson(body) });
       message(`${this.name} is ${did}.`);
     } catch (error) {
       // Without an answer, the server may have done it.

@@ -71,7 +71,16 @@ export const isAsWritten = (value) => IS_EXACT && JSON.isRawJSON(value);
 // Writes JSON, also of BigInt.
 export const toJson = (value, space) => JSON.stringify(value, IS_EXACT ? (_, part) => (typeof part === "bigint" ? JSON.rawJSON(String(part)) : part) : undefined, space);
 
-export const getJson = async (where, stop) => (await request("GET", where, { stop })).json();
+// Reads JSON to show it. Such numbers become texts, since versions can be times in nanoseconds.
+export const longAsText = (words) => JSON.parse(words, IS_EXACT && /\d{16}/.test(words) ? (_, value, { source }) => (isLong(value, source) ? source : value) : undefined);
+
+// Compares two versions, which can be numbers or texts of `longAsText`, for a sort.
+export const compareVersions = (one, other) => Number(BigInt(one) - BigInt(other));
+
+// Returns a version for `toJson`, which writes all of its digits.
+export const exactVersion = (version) => (IS_EXACT && /^\d{16,}$/.test(version) ? BigInt(version) : Number(version));
+
+export const getJson = async (where, stop) => longAsText(await (await request("GET", where, { stop })).text());
 export const sendJson = async (method, where, value, stop) =>
   (await request(method, where, { body: JSON.stringify(value), type: "application/json", stop })).json();
 

@@ -1,5 +1,6 @@
 // The list of events, for the server or one model.
 
+import { longAsText } from "./page-api.js";
 import { clock, count, el, rows, text, zone } from "./page-dom.js";
 
 // Events before a button shows the others.
@@ -58,7 +59,7 @@ export class Events {
     let found = events;
     try {
       const answer = await fetch(`/v2/events?after=${this.last}`, { signal: AbortSignal.timeout(READ_MS_MAX) });
-      if (answer.ok) found = (await answer.json()).events;
+      if (answer.ok) found = longAsText(await answer.text()).events;
     } catch {
       // The events of the tick are better than none. The header says if the server does not answer.
     } finally {

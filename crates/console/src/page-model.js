@@ -2,6 +2,7 @@
 
 import { batching } from "./page-batching.js";
 import { Actions } from "./page-actions.js";
+import { compareVersions, longAsText } from "./page-api.js";
 import { AT, ERRORS, LINES, MAX, P50, P90, P99, P999, PAIR, REQUESTS, covered, draw, markWords, recorded } from "./page-chart.js";
 import { age, bytes, clock, count, duration, el, ms, percent, rows, svg, text, zone } from "./page-dom.js";
 import { list } from "./page-events.js";
@@ -117,7 +118,7 @@ export class ModelView {
     try {
       const answer = await fetch(`/page/model?name=${encodeURIComponent(this.name)}&seconds=${this.span}`);
       if (!answer.ok || this.closed) return;
-      const detail = await answer.json();
+      const detail = longAsText(await answer.text());
       if (this.closed || detail.history.span !== this.span) return;
       this.detail = detail;
       this.draw();
@@ -137,7 +138,7 @@ export class ModelView {
   // The lines of the choice: a version, all together, or two compared.
   chosen() {
     const { all, versions } = this.detail.history;
-    const of = (number) => versions.find(({ version }) => String(version) === number) ?? { ...all, version: Number(number), points: [], total: null };
+    const of = (number) => versions.find(({ version }) => String(version) === number) ?? { ...all, version: number, points: [], total: null };
     if (this.lines !== "compare") return [this.lines === ALL ? all : of(this.lines)];
     const newest = versions[0], other = of(this.part(".with").value);
     return [newest, other];
@@ -186,7 +187,7 @@ export class ModelView {
 
   versions() {
     const known = this.model?.versions ?? [], { versions } = this.detail.history;
-    const numbers = [...new Set([...known.map(({ version }) => version), ...versions.map(({ version }) => version)])].sort((a, b) => b - a);
+    const numbers = [...new Set([...known.map(({ version }) => version), ...versions.map(({ version }) => version)])].sort((a, b) => compareVersions(b, a));
     const entries = numbers.map((number) => ({
       number, status: known.find(({ version }) => version === number), total: versions.find(({ version }) => version === number)?.total,
     }));

@@ -1,5 +1,6 @@
 // Slow requests of one model, if the server has this call.
 
+import { longAsText } from "./page-api.js";
 import { clock, el, rows } from "./page-dom.js";
 
 // Time between two reads.
@@ -15,7 +16,7 @@ async function follow(panel, path, draw) {
   last.set(panel, performance.now());
   try {
     const answer = await fetch(path);
-    if (answer.ok) draw(await answer.json());
+    if (answer.ok) draw(longAsText(await answer.text()));
   } catch {
     // The header says that the server does not answer.
   }

@@ -1,6 +1,6 @@
 // The rollout of one model: its state, and the form that starts a rollout or changes its share.
 
-import { getJson, request, words } from "./page-api.js";
+import { compareVersions, exactVersion, getJson, longAsText, request, toJson, words } from "./page-api.js";
 import { count, el, passed, percent, rows, text } from "./page-dom.js";
 import { ask, message } from "./page-shell.js";
 
@@ -145,8 +145,8 @@ export class RolloutView {
   // Fills the form with the shares of the running rollout, or of the model's settings. Input of the user stays until a
   // rollout starts or ends.
   fill({ traffic, shadow }) {
-    const newer = this.model.versions.filter(({ version }) => version > this.found.stable);
-    this.part("#rollout-version").value = newer.length ? Math.max(...newer.map(({ version }) => version)) : "";
+    const newer = this.model.versions.map(({ version }) => version).filter((version) => compareVersions(version, this.found.stable ?? 0) > 0);
+    this.part("#rollout-version").value = newer.sort(compareVersions).at(-1) ?? "";
     this.part("#rollout-kind").value = shadow ? "shadow" : "traffic";
     this.part("#rollout-share").value = shadow || traffic || SHARE;
     this.problem("");
@@ -169,22 +169,22 @@ export class RolloutView {
     this.problem("");
     if (!running && !version) return this.problem("Enter the version to roll out.", "#rollout-version");
     if (!(share > 0 && share <= 1)) return this.problem("Enter a share above 0, at most 1. For 5 % of the requests, enter 0.05.", "#rollout-share");
-    const number = running ? this.found.candidate : Number(version);
+    const number = running ? this.found.candidate : version;
     const gets = kind === "traffic" ? `It answers ${percent(share)} of the requests that name no version.`
       : `It gets copies of ${percent(share)} of the requests that name no version. Clients get the answers of the stable version only.`;
     const question = running ? { title: `Change the share of version ${number} of ${this.name}?`, words: gets, yes: "Change" }
       : { title: `Start a rollout of version ${number} of ${this.name}?`, words: `Version ${number} is loaded, if it is not ready yet. ${gets}`, yes: "Start" };
     if (!(await ask({ ...question, danger: false }))) return;
     // Without a version, the server changes a running rollout only, and does not start another one.
-    await this.send({ action: "start", [kind]: share, ...(running ? {} : { version: number }) }, number);
+    await this.send({ action: "start", [kind]: share, ...(running ? {} : { version: exactVersion(number) }) }, number);
   }
 
   async send(body, number) {
     this.busy = true;
     this.form();
     try {
-      const answer = await request("POST", this.path, { body: JSON.stringify(body), type: "application/json" });
-      const found = await answer.json();
+      const answer = await request("POST", this.path, { body: toJson(body), type: "application/json" });
+      const found = longAsText(await answer.text());
       this.turn += 1;
       this.draw(found);
       if (found.state === "running") message(`Version ${number} of ${this.name} is rolled out.`);

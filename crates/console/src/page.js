@@ -1,5 +1,6 @@
 // The overview of models: follows the server's events, and shows all models or the one in the address.
 
+import { longAsText } from "./page-api.js";
 import { Events } from "./page-events.js";
 import { machine, settings } from "./page-machine.js";
 import { ModelView } from "./page-model.js";
@@ -46,14 +47,14 @@ function connect() {
   source = new EventSource("/events");
   source.onerror = lost;
   source.addEventListener("history", (event) => {
-    const past = JSON.parse(event.data);
+    const past = longAsText(event.data);
     server = past.server;
     overview.reset(server, past.sparks);
     events.reset(server, past.events, past.dropped);
     settings(server);
     show(past);
   });
-  source.addEventListener("tick", (event) => server && show(JSON.parse(event.data)));
+  source.addEventListener("tick", (event) => server && show(longAsText(event.data)));
 }
 
 function show(found) {
