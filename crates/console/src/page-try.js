@@ -4,7 +4,7 @@ import { InputEditor } from "./page-try-input.js";
 import { outputNodes } from "./page-try-outputs.js";
 import { byteSize, curl, inferPath, requestText, requests, tritonclient } from "./page-try-snippets.js";
 import { parseResponse } from "./page-try-values.js";
-import { getJson, needsKey, request, words } from "./page-api.js";
+import { compareVersions, getJson, needsKey, request, words } from "./page-api.js";
 import { copyButton, state } from "./page-shell.js";
 import { el, problem, text } from "./page-dom.js";
 
@@ -85,7 +85,7 @@ async function choose(version = null) {
 
 const count = (list, noun) => `${list.length} ${noun}${list.length === 1 ? "" : "s"}`;
 
-const newestFirst = (ready) => [...ready].sort((a, b) => Number(b) - Number(a));
+const newestFirst = (ready) => [...ready].sort((a, b) => compareVersions(b, a));
 
 // Returns words for the version that answers requests which name none. Only a model with two versions can have a rollout.
 async function unnamedVersion(model, ready) {
