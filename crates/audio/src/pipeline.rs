@@ -206,20 +206,22 @@ struct AudioEnd {
 
 /// Receiver of the results of a recording.
 trait WindowSink {
+    /// Takes the format of the recording, before any fault or window.
     fn opened(&mut self, format: &AudioFormat) -> Result<()>;
+    /// Adds a damaged part of the recording, or windows that the model could not process.
     fn fault(&mut self, fault: Fault) -> Result<()>;
     /// Adds one window with the model's outputs, in time order.
     fn add_window(&mut self, frames: WindowScores<'_>) -> Result<()>;
 }
 
-/// Runs a recording through the model and passes the results to `taker`.
+/// Runs a recording through the model and passes the results to `sink`.
 fn drive(
     input: AudioInput,
     hint: Option<&str>,
     recogniser: &Recogniser,
     model: &Arc<dyn AudioModel>,
     options: &PipelineOptions,
-    taker: &mut dyn WindowSink,
+    sink: &mut dyn WindowSink,
 ) -> Result<AudioEnd> {
     let fit = ModelBinding::new(recogniser, model.signature())?;
     let at_hand = matches!(input, AudioInput::File(_));
@@ -227,16 +229,16 @@ fn drive(
     let seconds = feed.format().seconds.filter(|_| at_hand);
     let mut runs = ModelRuns::new(recogniser, fit, model, options, seconds)?;
     let mut source = WindowSource::new(recogniser);
-    taker.opened(feed.format())?;
+    sink.opened(feed.format())?;
     loop {
         let step =
-            runs.wait_for(feed.steps(), &mut |outcome| deliver(recogniser, taker, outcome))?;
+            runs.wait_for(feed.steps(), &mut |outcome| deliver(recogniser, sink, outcome))?;
         let mut step = step.unwrap_or_else(|| Err(feed::reader_ended_early()))?;
         for fault in step.faults.drain(..) {
-            taker.fault(fault)?;
+            sink.fault(fault)?;
         }
         source.cut(&step, &mut |window, facts| {
-            runs.push(window, facts, &mut |outcome| deliver(recogniser, taker, outcome))
+            runs.push(window, facts, &mut |outcome| deliver(recogniser, sink, outcome))
         })?;
         check_stop(&options.stop)?;
         if step.last {
@@ -244,7 +246,7 @@ fn drive(
         }
     }
     feed.close();
-    runs.finish(&mut |outcome| deliver(recogniser, taker, outcome))?;
+    runs.finish(&mut |outcome| deliver(recogniser, sink, outcome))?;
     Ok(AudioEnd { samples: source.samples(), rate: recogniser.rate, windows: source.windows() })
 }
 
@@ -260,8 +262,8 @@ fn check_stop(stop: &AtomicBool) -> Result<()> {
     }
 }
 
-/// Passes on the windows of one run, or a fault if it failed.
-fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutcome) -> Result<()> {
+/// Passes the windows of one run to `sink`, or one fault for all of them if the run failed.
+fn deliver(recogniser: &Recogniser, sink: &mut dyn WindowSink, outcome: RunOutcome) -> Result<()> {
     let answer = match outcome.answer {
         Ok(answer) => answer,
         Err(error) => {
@@ -270,12 +272,12 @@ fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutc
             // A window covers its middle hop, so a label before this fault may start after the
             // window does.
             let at = recogniser.middle_seconds(outcome.first);
-            return taker.fault(Fault { at, what });
+            return sink.fault(Fault { at, what });
         }
     };
     for (index, WindowInfo { real, level }) in outcome.facts.into_iter().enumerate() {
         let frames = answer.window(index);
-        taker.add_window(WindowScores {
+        sink.add_window(WindowScores {
             window: outcome.first + index as u64,
             real,
             level,

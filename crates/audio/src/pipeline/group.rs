@@ -86,14 +86,14 @@ pub(super) fn lane_of(
     let is_read = |output: &&NamedTensor| {
         output.name == fit.output || fit.onset.as_ref() == Some(&output.name)
     };
-    outputs.iter().filter(is_read).map(|output| lane_of_one(output, lane, lanes)).collect()
+    outputs.iter().filter(is_read).map(|output| rows_of_lane(output, lane, lanes)).collect()
 }
 
 /// Returns the rows of one lane of an output. Row `r` belongs to the lane `r % lanes`.
 ///
 /// # Errors
 /// `InvalidArgument` for strings, and if the number of rows is 0 or not a multiple of `lanes`.
-fn lane_of_one(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedTensor> {
+fn rows_of_lane(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedTensor> {
     let shape = output.tensor.shape();
     let rows = shape.first().copied().filter(|rows| *rows > 0 && rows.is_multiple_of(lanes));
     let (Some(rows), Some(bytes)) = (rows, output.tensor.bytes()) else {
