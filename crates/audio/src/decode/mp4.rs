@@ -147,11 +147,11 @@ fn check_contents(bytes: &mut InputBytes, at: u64, atom: AtomHeader) -> Result<M
     let mut walk = TableWalk::default();
     walk.check_level(&body, 0, 0)?;
     let edits = walk.hide_soundless_tracks()?;
-    for place in walk.hidden {
-        bytes.rename(at + header_length + place as u64, *b"free");
+    for offset in walk.hidden {
+        bytes.rename(at + header_length + offset as u64, *b"free");
     }
-    for (place, length) in walk.shortened {
-        bytes.rename(at + header_length + place as u64, length.to_be_bytes());
+    for ShortenedAtom { offset, length } in walk.shortened {
+        bytes.rename(at + header_length + offset as u64, length.to_be_bytes());
     }
     Ok(edits)
 }
@@ -407,8 +407,8 @@ fn scaled(ticks: u64, second: u32, rate: u32) -> u64 {
 struct TableWalk {
     /// Offsets of the names of atoms that no reader needs: tags and images.
     hidden: Vec<usize>,
-    /// Offsets of the lengths of atoms that end earlier for a reader, and these lengths.
-    shortened: Vec<(usize, u32)>,
+    /// Atoms that end earlier for a reader.
+    shortened: Vec<ShortenedAtom>,
     /// Ticks per second of the whole file.
     movie: u32,
     /// True for a file with fragments, whose tables count all tracks.
@@ -416,6 +416,33 @@ struct TableWalk {
     /// Number of frames before the sound by a comment of iTunes.
     priming: u64,
     tracks: Vec<Mp4Track>,
+}
+
+/// An atom that ends earlier for a reader than in the file.
+struct ShortenedAtom {
+    /// Offset of the atom, which begins with its length.
+    offset: usize,
+    /// Length for the reader in bytes.
+    length: u32,
+}
+
+/// An atom in the table of contents.
+struct TableAtom<'a> {
+    name: [u8; 4],
+    /// Offset in the table of contents.
+    offset: usize,
+    contents: &'a [u8],
+    /// Offset of `contents` in the table of contents.
+    contents_offset: usize,
+    /// Number of atoms around this one.
+    depth: usize,
+}
+
+impl TableAtom<'_> {
+    /// Returns the offset of the name in the table of contents.
+    fn name_offset(&self) -> usize {
+        self.offset + 4
+    }
 }
 
 /// Facts about one track.
@@ -435,70 +462,77 @@ struct Mp4Track {
 }
 
 impl TableWalk {
-    /// Checks the atoms of `body`, which lies at `base`.
+    /// Checks the atoms in `body`, which lies at the offset `base` of the table of contents.
     fn check_level(&mut self, body: &[u8], base: usize, depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(impossible_lengths());
         }
         let mut count = 0;
-        each_atom(body, &mut |name, place, inside| {
+        each_atom(body, &mut |name, range, contents| {
             count += 1;
             if count > ATOMS_MAX {
                 return Err(impossible_lengths());
             }
-            let below = base + place.end - inside.len();
-            match &name {
-                b"udta" | b"meta" => {
-                    if depth == 0 {
-                        self.priming = itunes_priming(inside).unwrap_or(self.priming);
-                    }
-                    return self.hide(base + place.start + 4);
-                }
-                b"trak" if depth == 0 => {
-                    self.tracks
-                        .push(Mp4Track { name: base + place.start + 4, ..Mp4Track::default() });
-                    return self.check_level(inside, below, depth + 1);
-                }
-                b"mdia" | b"minf" | b"stbl" | b"edts" | b"dinf" => {
-                    return self.check_level(inside, below, depth + 1);
-                }
-                b"mvhd" => self.movie = second(inside),
-                b"mvex" => {
-                    self.fragmented = true;
-                    // The size of each packet of a track, if its fragments do not state it.
-                    return each_atom(inside, &mut |name, _, inside| {
-                        if &name == b"trex" { check_packet_size(inside, 16) } else { Ok(()) }
-                    });
-                }
-                b"stsd" => {
-                    if let Some((at, length)) = wrapped_alac(inside) {
-                        self.shortened.push((below + at, length));
-                    }
-                    if self.shortened.len() > ATOMS_MAX {
-                        return Err(impossible_lengths());
-                    }
-                }
-                b"ctts" | b"co64" => return check_table(inside, 4, 8),
-                b"stsc" => return check_table(inside, 4, 12),
-                b"stco" => return check_table(inside, 4, 4),
-                b"stsz" => return check_packet_sizes(inside),
-                // Times and lengths are longer in the second form.
-                b"elst" => {
-                    check_table(inside, 4, if inside.first() == Some(&1) { 20 } else { 12 })?
-                }
-                b"stts" => check_table(inside, 4, 8)?,
-                _ => {}
-            }
-            if let Some(track) = self.tracks.last_mut() {
-                track.take(name, depth, inside);
-            }
-            Ok(())
+            let contents_offset = base + range.end - contents.len();
+            let offset = base + range.start;
+            self.check_atom(&TableAtom { name, offset, contents, contents_offset, depth })
         })
     }
 
-    /// Hides the atom whose name is at `place`.
-    fn hide(&mut self, place: usize) -> Result<()> {
-        self.hidden.push(place);
+    /// Checks an atom and the atoms in it.
+    fn check_atom(&mut self, atom: &TableAtom<'_>) -> Result<()> {
+        let contents = atom.contents;
+        match &atom.name {
+            b"udta" | b"meta" => {
+                if atom.depth == 0 {
+                    self.priming = itunes_priming(contents).unwrap_or(self.priming);
+                }
+                return self.hide(atom.name_offset());
+            }
+            b"trak" if atom.depth == 0 => {
+                self.tracks.push(Mp4Track { name: atom.name_offset(), ..Mp4Track::default() });
+                return self.check_level(contents, atom.contents_offset, atom.depth + 1);
+            }
+            b"mdia" | b"minf" | b"stbl" | b"edts" | b"dinf" => {
+                return self.check_level(contents, atom.contents_offset, atom.depth + 1);
+            }
+            b"mvhd" => self.movie = second(contents),
+            b"mvex" => {
+                self.fragmented = true;
+                // The size of each packet of a track, if its fragments do not state it.
+                return each_atom(contents, &mut |name, _, contents| {
+                    if &name == b"trex" { check_packet_size(contents, 16) } else { Ok(()) }
+                });
+            }
+            b"stsd" => {
+                if let Some(ShortenedAtom { offset, length }) = wrapped_alac(contents) {
+                    let offset = atom.contents_offset + offset;
+                    self.shortened.push(ShortenedAtom { offset, length });
+                }
+                if self.shortened.len() > ATOMS_MAX {
+                    return Err(impossible_lengths());
+                }
+            }
+            b"ctts" | b"co64" => return check_table(contents, 4, 8),
+            b"stsc" => return check_table(contents, 4, 12),
+            b"stco" => return check_table(contents, 4, 4),
+            b"stsz" => return check_packet_sizes(contents),
+            // Times and lengths are longer in the second form.
+            b"elst" => {
+                check_table(contents, 4, if contents.first() == Some(&1) { 20 } else { 12 })?
+            }
+            b"stts" => check_table(contents, 4, 8)?,
+            _ => {}
+        }
+        if let Some(track) = self.tracks.last_mut() {
+            track.take(atom.name, atom.depth, contents);
+        }
+        Ok(())
+    }
+
+    /// Hides the atom whose name is at `offset`.
+    fn hide(&mut self, offset: usize) -> Result<()> {
+        self.hidden.push(offset);
         if self.hidden.len() > ATOMS_MAX { Err(impossible_lengths()) } else { Ok(()) }
     }
 
@@ -530,10 +564,10 @@ impl TableWalk {
 }
 
 /// Finds the ALAC description in an atom `wave`, as in MOV films. A reader expects it beside that
-/// atom. Returns the offset of the length of `wave` in `list`, and the length that ends `wave`
-/// before the description. `list` is the contents of `stsd`. Returns `None` if a description also
-/// lies beside `wave`, because the reader refuses a second one.
-fn wrapped_alac(list: &[u8]) -> Option<(usize, u32)> {
+/// atom. Returns the offset of `wave` in `list`, and the length that ends `wave` before the
+/// description. `list` is the contents of `stsd`. Returns `None` if a description also lies beside
+/// `wave`, because the reader refuses a second one.
+fn wrapped_alac(list: &[u8]) -> Option<ShortenedAtom> {
     /// Offset of the first entry: after the version and the number of entries.
     const ENTRY: usize = 8;
     const HEADER: usize = 8;
@@ -557,7 +591,8 @@ fn wrapped_alac(list: &[u8]) -> Option<(usize, u32)> {
     let (wave, inside) = find_atom(parts, b"wave")?;
     let (description, _) = find_atom(inside, b"alac")?;
     let is_short = wave.len() == HEADER + inside.len();
-    is_short.then_some((start + wave.start, (HEADER + description.start) as u32))
+    let length = (HEADER + description.start) as u32;
+    is_short.then_some(ShortenedAtom { offset: start + wave.start, length })
 }
 
 /// Returns the range and the contents of the first atom with this name in `body`.
