@@ -51,23 +51,18 @@ pub(super) struct InputBytes {
 impl InputBytes {
     pub(super) fn new(input: AudioInput) -> InputBytes {
         let seekable = matches!(input, AudioInput::File(_));
-        let ahead = Vec::new();
-        let renamed = Vec::new();
-        let used = 0;
-        let place = 0;
-        let watch = None;
         InputBytes {
             rest: input,
-            ahead,
-            used,
+            ahead: Vec::new(),
+            used: 0,
             ended: false,
             broken: None,
-            renamed,
-            place,
+            renamed: Vec::new(),
+            place: 0,
             seekable,
             end: None,
             held_back: 0,
-            watch,
+            watch: None,
         }
     }
 

@@ -14,6 +14,8 @@ struct MelBand {
 }
 
 impl MelBank {
+    /// Computes the weights of `settings.mels` overlapping triangles for spectra of a signal at
+    /// `rate` Hz. The corners of the triangles lie at equal distances on the mel scale.
     pub(super) fn new(settings: &MelSettings, rate: u32) -> MelBank {
         let high = settings.fmax.unwrap_or(f64::from(rate) / 2.0);
         let low = to_mel(settings.fmin, settings.htk);
@@ -64,6 +66,7 @@ fn slaney_ratio() -> f64 {
     6.4_f64.ln() / 27.0
 }
 
+/// Converts hertz to mel, by the formula of HTK or by that of Slaney.
 fn to_mel(hertz: f64, htk: bool) -> f64 {
     if htk {
         2595.0 * (1.0 + hertz / 700.0).log10()
@@ -74,6 +77,7 @@ fn to_mel(hertz: f64, htk: bool) -> f64 {
     }
 }
 
+/// Converts mel to hertz, by the formula of HTK or by that of Slaney.
 fn to_hertz(mel: f64, htk: bool) -> f64 {
     let turn = SLANEY_TURN / SLANEY_STEP;
     if htk {
@@ -93,6 +97,8 @@ pub(super) struct Cosine {
 }
 
 impl Cosine {
+    /// Computes the weights of `count` coefficients of `mels` values. `lifter` is the length of the
+    /// sine that raises higher coefficients; 0 raises none.
     pub(super) fn new(mels: usize, count: usize, lifter: f64) -> Cosine {
         let mut weights = Vec::with_capacity(mels * count);
         for coefficient in 0..count {
