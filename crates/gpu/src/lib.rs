@@ -26,7 +26,7 @@ pub use nvrtc::{CompileTarget, CompiledCode, CompilerNeeds, CompilerSearch, Nvrt
 pub use plan::{
     Coding, DIMS_MAX, K_MAX, LaunchPlan, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, key, parts,
 };
-pub use rows::{Codes, DeviceRows, Queries, RowPlacement, Rows};
+pub use rows::{Codes, DeviceRows, Queries, RowPlacement, Rows, WidenedQueries};
 
 /// Source of the kernels, in CUDA C.
 pub const SOURCE: &str = include_str!("kernels.cu");

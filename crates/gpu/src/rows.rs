@@ -168,13 +168,21 @@ impl Rows<'_> {
     }
 }
 
+/// Queries as the kernels read them.
+#[derive(Debug)]
+pub struct WidenedQueries {
+    /// Number of queries.
+    pub count: usize,
+    /// Values of all queries. Zeros fill each query up to the width of a row.
+    pub bytes: Vec<u8>,
+}
+
 impl Queries<'_> {
-    /// Returns the number of queries, and their values as the kernels read them: widened with zeros
-    /// like the rows.
+    /// Converts the queries to the form that the kernels read.
     ///
     /// # Errors
     /// `InvalidArgument` if they are not whole queries of the type that `coding` needs.
-    pub fn widened(&self, coding: Coding, dims: usize) -> Result<(usize, Vec<u8>)> {
+    pub fn widened(&self, coding: Coding, dims: usize) -> Result<WidenedQueries> {
         let count = match (self, coding) {
             (Queries::Bytes { codes, scales }, Coding::Bytes)
                 if codes.len() == scales.len() * dims =>
@@ -190,22 +198,22 @@ impl Queries<'_> {
                 )));
             }
         };
-        let mut out = Vec::new();
+        let mut bytes = Vec::new();
         for query in 0..count {
             let values = query * dims..(query + 1) * dims;
             let width = match self {
                 Queries::Bytes { codes, .. } => {
-                    out.extend(codes[values].iter().map(|code| *code as u8));
+                    bytes.extend(codes[values].iter().map(|code| *code as u8));
                     coding.row_pieces(dims) * PIECE_BYTES
                 }
                 Queries::Floats(floats) => {
-                    out.extend(floats[values].iter().flat_map(|value| value.to_le_bytes()));
+                    bytes.extend(floats[values].iter().flat_map(|value| value.to_le_bytes()));
                     coding.row_pieces(dims) * PIECE_BYTES * 2
                 }
             };
-            out.resize((query + 1) * width, 0);
+            bytes.resize((query + 1) * width, 0);
         }
-        Ok((count, out))
+        Ok(WidenedQueries { count, bytes })
     }
 }
 
@@ -371,7 +379,7 @@ impl DeviceRows {
         after: &[(f32, u32)],
     ) -> Result<Vec<Vec<(f32, u32)>>> {
         self.gpu.check()?;
-        let (count, widened) = queries.widened(self.coding, self.dims)?;
+        let WidenedQueries { count, bytes: widened } = queries.widened(self.coding, self.dims)?;
         if !after.is_empty() && after.len() != count {
             let hits = after.len();
             return Err(Error::invalid(format!("{hits} hits to continue after, {count} queries")));

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use gpu::{Coding, LaunchPlan};
+use gpu::{Coding, LaunchPlan, WidenedQueries};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -35,7 +35,8 @@ fn build(directory: &Path) -> Option<PathBuf> {
 /// Encodes the case for the program and returns the number of keys that it prints.
 fn encode(case: &Case, out: &mut Vec<u8>) -> usize {
     let rows = case.rows().check().unwrap();
-    let (count, queries) = case.queries().widened(case.coding(), case.dims).unwrap();
+    let WidenedQueries { count, bytes: queries } =
+        case.queries().widened(case.coding(), case.dims).unwrap();
     let plan = LaunchPlan::new(rows, count, case.k, case.processors).unwrap();
     let coding = u32::from(case.coding() == Coding::Bfloats);
     let shape = [rows, case.coding().row_pieces(case.dims), count, case.k, plan.tiles_per_part];
