@@ -49,7 +49,15 @@ pub(super) struct TenantReport {
     rounds: Vec<TenantRound>,
 }
 
-/// One round: the steady tenant beside a modest and beside a greedy one.
+/// Results of two tenants that sent requests at the same time.
+struct TenantPhases {
+    /// The tenant without a quota.
+    steady: OverloadPhase,
+    /// The tenant with a quota.
+    other: OverloadPhase,
+}
+
+/// One round. The other tenant first stays within its quota (modest), then exceeds it (greedy).
 #[derive(Clone, Debug, Serialize)]
 struct TenantRound {
     modest_p99_ms: f64,
@@ -66,21 +74,18 @@ struct TenantRound {
 }
 
 impl TenantRound {
-    /// Returns the round of the steady tenant and the other one, which is within its quota and then
-    /// above it.
-    fn new(
-        [modest_steady, modest]: [&OverloadPhase; 2],
-        [greedy_steady, greedy]: [&OverloadPhase; 2],
-    ) -> TenantRound {
-        let all = [modest_steady, modest, greedy_steady, greedy];
+    /// Returns the round of two phases. The other tenant stays within its quota in the phase
+    /// `modest`, and exceeds it in the phase `greedy`.
+    fn new(modest: &TenantPhases, greedy: &TenantPhases) -> TenantRound {
+        let all = [&modest.steady, &modest.other, &greedy.steady, &greedy.other];
         let unserved =
             |phase: &OverloadPhase| phase.refused + phase.failed + phase.generator.unsent;
         TenantRound {
-            modest_p99_ms: modest_steady.p99_ms,
-            greedy_p99_ms: greedy_steady.p99_ms,
-            steady_unserved: unserved(modest_steady) + unserved(greedy_steady),
-            greedy_served: greedy.served,
-            greedy_refused: greedy.refused,
+            modest_p99_ms: modest.steady.p99_ms,
+            greedy_p99_ms: greedy.steady.p99_ms,
+            steady_unserved: unserved(&modest.steady) + unserved(&greedy.steady),
+            greedy_served: greedy.other.served,
+            greedy_refused: greedy.other.refused,
             failed: all.iter().map(|phase| phase.failed).sum(),
             wrong: all.iter().map(|phase| phase.wrong).sum(),
         }
@@ -190,14 +195,14 @@ impl TenantStage {
     }
 
     fn round(&self, time: Duration) -> Result<TenantRound> {
-        let [modest_steady, modest] = self.both(self.quota_rps * MODEST, time)?;
-        let [greedy_steady, greedy] = self.both(self.quota_rps * GREED, time)?;
-        Ok(TenantRound::new([&modest_steady, &modest], [&greedy_steady, &greedy]))
+        let modest = self.drive_both(self.quota_rps * MODEST, time)?;
+        let greedy = self.drive_both(self.quota_rps * GREED, time)?;
+        Ok(TenantRound::new(&modest, &greedy))
     }
 
-    /// Sends the requests of both tenants at once. Returns the results of the steady one, then of
-    /// the other.
-    fn both(&self, greedy_rps: f64, time: Duration) -> Result<[OverloadPhase; 2]> {
+    /// Sends the requests of both tenants at once. The other tenant sends `other_rps` requests a
+    /// second.
+    fn drive_both(&self, other_rps: f64, time: Duration) -> Result<TenantPhases> {
         let start = Instant::now() + LEAD_IN;
         let send = |load: &DrivePlan, rate: f64, seed: u64| {
             let outcomes = Arc::new(Outcomes::new(WARM_UP));
@@ -208,12 +213,12 @@ impl TenantStage {
             Ok::<_, Error>(outcomes.phase(rate, time - WARM_UP))
         };
         std::thread::scope(|scope| {
-            let greedy = scope.spawn(|| send(&self.greedy, greedy_rps, SEED + 1));
+            let other = scope.spawn(|| send(&self.greedy, other_rps, SEED + 1));
             let steady = send(&self.steady, self.steady_rps, SEED)?;
-            let greedy = greedy
+            let other = other
                 .join()
                 .unwrap_or_else(|_| Err(Error::internal("the tenant's thread panicked")))?;
-            Ok([steady, greedy])
+            Ok(TenantPhases { steady, other })
         })
     }
 }
@@ -239,14 +244,15 @@ mod tests {
 
     #[test]
     fn unsent_requests_of_the_steady_tenant_are_unserved() {
-        let other = OverloadPhase::default();
         let stalled = OverloadPhase {
             refused: 1,
             failed: 20,
             generator: Generator { unsent: 300, ..Generator::default() },
             ..OverloadPhase::default()
         };
-        let round = TenantRound::new([&other, &other], [&stalled, &other]);
+        let other = OverloadPhase::default();
+        let modest = TenantPhases { steady: other.clone(), other: other.clone() };
+        let round = TenantRound::new(&modest, &TenantPhases { steady: stalled, other });
         assert_eq!((round.steady_unserved, round.failed), (321, 20));
     }
 
