@@ -266,15 +266,7 @@ impl FlatIndex {
             FlatCodes::Bytes { codes, scales } => {
                 work.integers.resize(count * rows.len(), 0);
                 integer::dot_block(&work.bytes, &codes[values], dims, &mut work.integers);
-                let scales = &scales[rows.clone()];
-                let products = work.products.chunks_exact_mut(rows.len());
-                for ((products, integers), scale) in
-                    products.zip(work.integers.chunks_exact(rows.len())).zip(&work.scales)
-                {
-                    for ((product, integer), row) in products.iter_mut().zip(integers).zip(scales) {
-                        *product = *integer as f32 * scale * row;
-                    }
-                }
+                scale_products(&work.integers, &work.scales, &scales[rows], &mut work.products);
             }
         }
     }
@@ -560,6 +552,23 @@ fn upload(
         codes.len(),
         &gpu::Rows { dims, codes: gpu::Codes::Bytes { codes, scales }, squares },
     )
+}
+
+/// Converts the products of byte codes to products of values. Multiplies each by the scale of its
+/// query and by the scale of its row. Both `integers` and `products` are query by query.
+fn scale_products(
+    integers: &[i32],
+    query_scales: &[f32],
+    row_scales: &[f32],
+    products: &mut [f32],
+) {
+    let rows = row_scales.len();
+    let queries = products.chunks_exact_mut(rows).zip(integers.chunks_exact(rows));
+    for ((products, integers), query_scale) in queries.zip(query_scales) {
+        for ((product, integer), row_scale) in products.iter_mut().zip(integers).zip(row_scales) {
+            *product = *integer as f32 * query_scale * row_scale;
+        }
+    }
 }
 
 /// Returns the number of candidates to keep: `k`, or by default at least `2 * k` if they are
