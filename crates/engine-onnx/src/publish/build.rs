@@ -313,24 +313,31 @@ impl ModelBuilder {
     fn value(mut self, field: u32, name: &str, dtype: DType, dims: &[Dim]) -> ModelBuilder {
         encode::message(&mut self.graph, field, |out| {
             encode::bytes(out, 1, name.as_bytes());
+            // A `TypeProto`, and in it a `TypeProto.Tensor`.
             encode::message(out, 2, |out| {
-                encode::message(out, 1, |out| {
-                    encode::int(out, 1, schema::code(dtype));
-                    encode::message(out, 2, |out| {
-                        for dim in dims {
-                            encode::message(out, 1, |out| match dim {
-                                Dim::Fixed(size) => encode::int(out, 1, *size as i64),
-                                Dim::Dynamic(Some(symbol)) => {
-                                    encode::bytes(out, 2, symbol.as_bytes())
-                                }
-                                Dim::Dynamic(None) => {}
-                            });
-                        }
-                    });
-                });
+                encode::message(out, 1, |out| tensor_type(out, dtype, dims));
             });
         });
         self
+    }
+}
+
+/// Appends the fields of a `TypeProto.Tensor`: the element type and the shape.
+fn tensor_type(out: &mut Vec<u8>, dtype: DType, dims: &[Dim]) {
+    encode::int(out, 1, schema::code(dtype));
+    encode::message(out, 2, |out| {
+        for dim in dims {
+            encode::message(out, 1, |out| dimension(out, dim));
+        }
+    });
+}
+
+/// Appends the fields of a `TensorShapeProto.Dimension`. A size without a name has none.
+fn dimension(out: &mut Vec<u8>, dim: &Dim) {
+    match dim {
+        Dim::Fixed(size) => encode::int(out, 1, *size as i64),
+        Dim::Dynamic(Some(symbol)) => encode::bytes(out, 2, symbol.as_bytes()),
+        Dim::Dynamic(None) => {}
     }
 }
 
