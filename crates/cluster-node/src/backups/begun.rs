@@ -94,9 +94,9 @@ impl ClusterBackups {
         }
     }
 
-    /// Removes the copies of backups of a collection that have no description. Their notes must
-    /// have been written `grace` or more before the note of the backup `own`. Returns the number of
-    /// these backups. A damaged note is logged and stays.
+    /// Removes the copies of stopped backups of a collection. A backup was stopped if it has no
+    /// description, and its note was written `grace` or more before the note of the backup `own`.
+    /// Returns the number of stopped backups. A damaged note is logged and stays.
     ///
     /// # Errors
     /// `Unavailable` if the store does not list the note of `own`; the store's error.
@@ -122,16 +122,7 @@ impl ClusterBackups {
             if let Some(note) = note
                 && !described.contains(&id)
             {
-                let record = match read_note(&note) {
-                    Ok(record) => record,
-                    Err(error) => {
-                        tracing::error!(
-                            collection, %id, %error,
-                            "the record that a backup began is damaged"
-                        );
-                        continue;
-                    }
-                };
+                let Some(record) = readable_note(&note, collection, &id) else { continue };
                 if self.discard_abandoned(&record, collection, &id).await? {
                     abandoned += 1;
                     tracing::info!(collection, %id, "the files of a stopped backup were removed");
@@ -186,6 +177,17 @@ impl ClusterBackups {
 
     fn abandoned_key(&self, collection: &str, id: &BackupId) -> Key {
         self.objects.key(&format!("abandoned/{collection}/{id}"))
+    }
+}
+
+/// As [`read_note`]. Logs a damaged note of the backup `id` and returns `None`.
+fn readable_note(text: &[u8], collection: &str, id: &BackupId) -> Option<CollectionRecord> {
+    match read_note(text) {
+        Ok(record) => Some(record),
+        Err(error) => {
+            tracing::error!(collection, %id, %error, "the record that a backup began is damaged");
+            None
+        }
     }
 }
 
