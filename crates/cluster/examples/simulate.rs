@@ -54,7 +54,7 @@ fn run(kind: &WorldKind, arguments: &Arguments) -> WorldTotals {
     for first in (arguments.first..end).step_by(SEEDS_BETWEEN as usize) {
         let is_well = totals.first.is_none();
         totals.add(run_parallel(kind, &(first..end.min(first + SEEDS_BETWEEN))));
-        if let (true, Some(why)) = (is_well, &totals.first) {
+        if is_well && let Some(why) = &totals.first {
             eprintln!("VIOLATION: {why}");
         }
         eprintln!("{}: {} seeds, {} violations", kind.name, totals.seeds, totals.violations);

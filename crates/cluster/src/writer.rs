@@ -364,7 +364,7 @@ impl<B: Clone> LogWriter<B> {
         }
         let number = self.replay.next();
         let counts = self.replay.take(&entry);
-        if let (true, EntryBody::Writes(writes)) = (counts, entry.body) {
+        if counts && let EntryBody::Writes(writes) = entry.body {
             actions.push(WriterAction::Apply(number, writes));
         }
         self.read_next(actions);

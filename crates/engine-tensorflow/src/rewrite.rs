@@ -201,7 +201,7 @@ impl GraphChanges {
             let fixed = element::from_tensorflow(type_of(old, "dtype"))
                 .is_some_and(|it| it != DType::String);
             let shape = shape_of(old).filter(|shape| dims(Some(shape)).is_some());
-            let (true, true, Some(shape)) = (simple, fixed, shape) else {
+            let Some(shape) = shape.filter(|_| simple && fixed) else {
                 stay.push(old.name.clone());
                 continue;
             };
