@@ -37,13 +37,16 @@ const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
 ///
 /// # Errors
 /// Returns the errors of the registry.
-pub(crate) fn collections(services: &ImageServices, seen: impl Fn(&str) -> bool) -> Result<Value> {
+pub(crate) fn collections(
+    services: &ImageServices,
+    may_see: impl Fn(&str) -> bool,
+) -> Result<Value> {
     let registry = services.registry()?;
     let aliases = registry.aliases();
     // The first alias that the caller may use, or the collection's own name.
     let name_of = |own: &str| {
         let known = aliases.iter().filter(|(_, real)| real == own).map(|(alias, _)| alias.as_str());
-        known.chain(std::iter::once(own)).find(|name| seen(name)).map(str::to_owned)
+        known.chain(std::iter::once(own)).find(|name| may_see(name)).map(str::to_owned)
     };
     let mut listed = Vec::new();
     for entry in registry.list() {

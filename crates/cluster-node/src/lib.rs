@@ -69,7 +69,7 @@ pub mod fuzzing {
     /// # Errors
     /// `DataLoss` for other bytes.
     pub fn log_part(bytes: &Bytes, entries: u64) -> Result<usize> {
-        log_parts::of_bytes(bytes, entries).map(|entries| entries.len())
+        log_parts::decode_part(bytes, entries).map(|entries| entries.len())
     }
 }
 

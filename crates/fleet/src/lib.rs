@@ -204,7 +204,7 @@ impl Drop for FleetUpdates {
 impl UpdateTurns for FleetUpdates {
     fn ask(&self, id: &VersionId, due: bool) -> TurnState {
         let mut state = self.shared.state.lock();
-        let news = state.get(id).is_none_or(|update| update.due.is_some() != due);
+        let is_changed = state.get(id).is_none_or(|update| update.due.is_some() != due);
         let update = state.entry(id.clone()).or_insert_with(|| FleetUpdate {
             due: None,
             state: TurnState::Waiting(FIRST_WAIT_REASON.to_owned()),
@@ -216,7 +216,7 @@ impl UpdateTurns for FleetUpdates {
             Some(_) => TurnState::Waiting("its last update ends".to_owned()),
         };
         drop(state);
-        if news {
+        if is_changed {
             self.shared.changed.notify_one();
         }
         answer

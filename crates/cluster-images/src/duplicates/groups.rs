@@ -151,7 +151,7 @@ impl GroupLines {
         let mut text = String::new();
         for group in batch {
             // All but one may have been removed since.
-            let Some(line) = line(group, &images) else { continue };
+            let Some(line) = group_line(group, &images) else { continue };
             counts.groups += 1;
             counts.images += line.images;
             text.push_str(&line.text);
@@ -221,7 +221,7 @@ struct DuplicateGroupText {
 }
 
 /// Returns the line of a group; `None` if fewer than two of its images are left.
-fn line(group: &DuplicateGroup, images: &HashMap<u64, Value>) -> Option<DuplicateGroupText> {
+fn group_line(group: &DuplicateGroup, images: &HashMap<u64, Value>) -> Option<DuplicateGroupText> {
     let shown: Vec<&Value> = group.ids.iter().filter_map(|id| images.get(id)).collect();
     if shown.len() < 2 {
         return None;
@@ -259,16 +259,16 @@ mod tests {
         assert_eq!(shards, HashMap::from([(1, 10), (2, 20), (3, 30)]));
         let image = |id: u64| (id, json!({ "id": id, "name": format!("{id}.jpg") }));
         let mut images = HashMap::from([image(1), image(2), image(3)]);
-        let whole = line(&groups[0], &images).unwrap();
+        let whole = group_line(&groups[0], &images).unwrap();
         let json: Value = serde_json::from_str(&whole.text).unwrap();
         assert_eq!((whole.images, &json["images"][2]["name"]), (3, &json!("3.jpg")));
         assert_eq!(json["pairs"][1]["b"], 3);
         assert_eq!(json["pairs"][0]["score"], 300.5);
         images.remove(&1);
-        let rest = line(&groups[0], &images).unwrap();
+        let rest = group_line(&groups[0], &images).unwrap();
         let json: Value = serde_json::from_str(&rest.text).unwrap();
         assert_eq!((rest.images, json["pairs"].as_array().unwrap().len()), (2, 1));
         images.remove(&2);
-        assert!(line(&groups[0], &images).is_none());
+        assert!(group_line(&groups[0], &images).is_none());
     }
 }

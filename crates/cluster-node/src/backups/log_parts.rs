@@ -85,7 +85,7 @@ fn push(part: &mut Vec<u8>, batch: &Batch) -> Result<()> {
 /// `DataLoss` if it is not as its description says.
 pub(crate) fn entries(part: &LogPart, bytes: &Bytes) -> Result<Vec<LogEntry<Batch>>> {
     if blake3::hash(bytes).to_hex().as_str() == part.blake3 {
-        of_bytes(bytes, part.entries)
+        decode_part(bytes, part.entries)
     } else {
         Err(Error::data_loss("a part of the log does not match its checksum"))
     }
@@ -95,7 +95,7 @@ pub(crate) fn entries(part: &LogPart, bytes: &Bytes) -> Result<Vec<LogEntry<Batc
 ///
 /// # Errors
 /// `DataLoss` for other bytes.
-pub(crate) fn of_bytes(bytes: &Bytes, count: u64) -> Result<Vec<LogEntry<Batch>>> {
+pub(crate) fn decode_part(bytes: &Bytes, count: u64) -> Result<Vec<LogEntry<Batch>>> {
     let damaged = || Error::data_loss("a part of the log has not the entries that it should have");
     let mut entries = Vec::new();
     let mut at = 0;

@@ -123,12 +123,14 @@ impl RangeRecords {
     pub(crate) fn history(self) -> ModelHistory {
         let step = self.range.step();
         let all = sum_of_versions(&self.versions);
-        let of = |(number, records): &(u64, Vec<TimedRecord>)| line(Some(*number), records, step);
+        let of = |(number, records): &(u64, Vec<TimedRecord>)| {
+            version_history(Some(*number), records, step)
+        };
         ModelHistory {
             step,
             span: self.range.span,
             complete_from: self.complete_from,
-            all: line(None, &all, step),
+            all: version_history(None, &all, step),
             versions: self.versions.iter().rev().map(of).collect(),
         }
     }
@@ -161,7 +163,7 @@ fn sum_of_versions(versions: &[(u64, Vec<TimedRecord>)]) -> Vec<TimedRecord> {
     sums.into_iter().map(|(end, record)| TimedRecord { end, record }).collect()
 }
 
-fn line(version: Option<u64>, records: &[TimedRecord], step: u64) -> VersionHistory {
+fn version_history(version: Option<u64>, records: &[TimedRecord], step: u64) -> VersionHistory {
     let mut sum = TrafficRecord::default();
     records.iter().for_each(|timed| sum.add(&timed.record));
     let Quantiles { p50, p90, p99, p999 } = sum.quantiles();

@@ -95,13 +95,13 @@ pub(crate) fn explain(
     evidence: &SampleSums,
 ) -> Vec<SlowCause> {
     let excess = ms(timeline.total().saturating_sub(typical.median));
-    let mut search = Search::new(timeline, typical, evidence);
+    let mut search = CauseSearch::new(timeline, typical, evidence);
     search.explain_connection();
     if let Some(run) = &timeline.run {
-        search.compute(run);
+        search.explain_compute(run);
         search.explain_off_core(run);
     }
-    search.queue();
+    search.explain_queue();
     search.finish(excess)
 }
 
@@ -120,7 +120,7 @@ enum WaitingThread {
     Connection,
 }
 
-struct Search<'a> {
+struct CauseSearch<'a> {
     timeline: &'a RequestTimeline,
     typical: &'a Typical,
     evidence: &'a SampleSums,
@@ -129,7 +129,7 @@ struct Search<'a> {
     found: [f64; CAUSES.len()],
 }
 
-impl<'a> Search<'a> {
+impl<'a> CauseSearch<'a> {
     fn new(timeline: &'a RequestTimeline, typical: &'a Typical, evidence: &'a SampleSums) -> Self {
         let budget = MachineBudget {
             throttled: evidence.throttled,
@@ -138,7 +138,7 @@ impl<'a> Search<'a> {
             connections_waited: evidence.connections_waited,
         };
         let phases = PhaseTimes::of(timeline);
-        Search { timeline, typical, evidence, phases, budget, found: Default::default() }
+        CauseSearch { timeline, typical, evidence, phases, budget, found: Default::default() }
     }
 
     fn excess(&self, phase: Phase) -> f64 {
@@ -205,7 +205,7 @@ impl<'a> Search<'a> {
     }
 
     /// Explains processor time.
-    fn compute(&mut self, run: &RunRecord) {
+    fn explain_compute(&mut self, run: &RunRecord) {
         let excess = self.excess(Phase::Compute);
         let faults = (run.minor_faults as f64 - self.typical.minor_faults).max(0.0);
         let faulted = excess.min(faults * MINOR_FAULT_MS);
@@ -234,7 +234,7 @@ impl<'a> Search<'a> {
     }
 
     /// Explains the wait for a worker.
-    fn queue(&mut self) {
+    fn explain_queue(&mut self) {
         let excess = self.excess(Phase::Queue);
         let Some(run) = &self.timeline.run else { return self.add(Cause::Unknown, excess) };
         let wait = &run.wait;

@@ -61,7 +61,8 @@ pub(crate) struct MachineSampler {
     converter_times: ChildTimes,
     threads: ThreadTable<ThreadGroup>,
     last: MachineReading,
-    quota: bool,
+    /// True once this process has had a quota of processor time.
+    has_quota: bool,
     samples: u32,
 }
 
@@ -91,8 +92,8 @@ struct ChildUse {
 }
 
 impl MachineReading {
-    fn new(quota: bool, last: Option<&MachineReading>) -> MachineReading {
-        let quota = if quota { CpuQuota::of_this_process() } else { None };
+    fn new(has_quota: bool, last: Option<&MachineReading>) -> MachineReading {
+        let quota = if has_quota { CpuQuota::of_this_process() } else { None };
         let cores = CoreTimes::read();
         let known_count = last.map_or(0, |last| last.core_count);
         MachineReading {
@@ -126,15 +127,15 @@ impl MachineSampler {
     pub(crate) fn new(activity: Arc<LoadActivity>, workers: WorkerProcesses) -> MachineSampler {
         let mut threads = ThreadTable::new(group_of);
         threads.read();
-        let quota = CpuQuota::of_this_process().is_some();
+        let has_quota = CpuQuota::of_this_process().is_some();
         MachineSampler {
             activity,
             workers,
             worker_times: ChildTimes::default(),
             converter_times: ChildTimes::default(),
             threads,
-            last: MachineReading::new(quota, None),
-            quota,
+            last: MachineReading::new(has_quota, None),
+            has_quota,
             samples: 0,
         }
     }
@@ -155,10 +156,10 @@ impl MachineSampler {
     /// Returns the use since the last call.
     pub(crate) fn sample(&mut self) -> MachineSample {
         self.samples = self.samples.wrapping_add(1);
-        let found = !self.quota
+        let found = !self.has_quota
             && self.samples.is_multiple_of(QUOTA_CHECK_SAMPLES)
             && CpuQuota::of_this_process().is_some();
-        let now = MachineReading::new(self.quota || found, Some(&self.last));
+        let now = MachineReading::new(self.has_quota || found, Some(&self.last));
         let last = std::mem::replace(&mut self.last, now);
         let loading = self.activity.versions();
         let ChildUse { workers, converters } = self.children(!loading.is_empty());
@@ -177,7 +178,7 @@ impl MachineSampler {
             connections_waited: Duration::ZERO,
             loading,
         };
-        self.quota |= found;
+        self.has_quota |= found;
         for (group, times) in self.threads.read() {
             match group {
                 ThreadGroup::Load => sample.loads += times.ran,
