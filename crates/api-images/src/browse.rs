@@ -34,6 +34,7 @@ const HASHED_HERE_MAX: usize = 1 << 20;
 const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
 
 /// Returns the collections of images as JSON, and the model that embeds the images of new ones.
+/// Leaves out collections without a name for which `may_see` returns true.
 ///
 /// # Errors
 /// Returns the errors of the registry.

@@ -85,7 +85,7 @@ pub(crate) struct LeftRecords {
     pub(crate) damaged: u64,
 }
 
-/// Records of one directory of collections.
+/// Store of the records of removals, in the directory of the collections.
 pub(crate) struct RemovalRecords {
     /// Directory of the records. If it is `None`, no records are kept.
     directory: Option<PathBuf>,

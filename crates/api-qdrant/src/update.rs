@@ -269,7 +269,8 @@ fn operation_name(operation: &[u8]) -> Option<&str> {
     is_name.then_some(name)
 }
 
-/// Changes payloads, one by one if one of them would become too large.
+/// Changes payloads. If one of them would become too large, changes each point alone, and leaves
+/// out the points whose payload would become too large.
 fn change_apart(
     named: &NamedCollection,
     selection: PointSelection,

@@ -44,7 +44,7 @@ const LAST_KEY: usize = 108;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecogniserKind {
-    /// Stretches in which a class is on.
+    /// Periods in which a class is active.
     Events,
     /// The likeliest classes of each window.
     Scenes,

@@ -34,9 +34,9 @@ pub struct PruneReport {
 /// Lists of the backups that stay, before others are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeptLists {
-    /// Each is read. If one cannot be read, no backup is removed.
+    /// Every kept list is read. If one cannot be read, no backup is removed.
     Read,
-    /// None is read.
+    /// No kept list is read.
     Unread,
 }
 

@@ -277,7 +277,8 @@ impl ServerClient {
         if reply.good()?.is_empty() { Ok(Value::Null) } else { reply.json() }
     }
 
-    /// Returns the error of a request that could take `time`.
+    /// Returns the message for a request that failed with `error`, with a remedy. `time` is the
+    /// timeout of the request.
     fn unreachable(&self, error: &ureq::Error, time: Duration) -> CommandError {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();

@@ -262,7 +262,8 @@ impl ClusterImages {
         }
     }
 
-    /// Adds an image. Sends it again while no node takes it, or its shard refuses it.
+    /// Adds an image. Sends it again if its shard refused it or all nodes were overloaded, until
+    /// the wait takes too long.
     async fn put(&self, image: &BulkImage, begun: BegunImage) -> Result<PutReply> {
         let BegunImage { id, running, turn: _turn, mut slot } = begun;
         let shard = self.shard_of(&id, &image.bytes);

@@ -54,7 +54,7 @@ impl RandomNumbers {
 }
 
 /// Returns points that match the filter of a query, chosen at random and in random order. `found`
-/// is the completeness of the hits of prefetches that the query had.
+/// is the completeness of the query's prefetches.
 ///
 /// # Errors
 /// `InvalidArgument` for too many points; otherwise as [`answers`].

@@ -199,9 +199,9 @@ impl RootState {
         self.written.last(key)
     }
 
-    /// Waits until the collections were read from the store, at most until `deadline`. A node that
-    /// starts accepts connections a moment before, and clients of a restarted node use it at once.
-    /// If the store does not answer by [`LOAD_WAIT_MAX`] after the start, requests do not wait.
+    /// Waits until the collections were read from the store, at most until `deadline`. A starting
+    /// node accepts connections a moment earlier, and clients use a restarted node at once. If the
+    /// store does not answer by [`LOAD_WAIT_MAX`] after the start, requests do not wait.
     pub(super) async fn wait_loaded(&self, deadline: Instant) {
         let deadline = deadline.min(self.start_wait_end);
         if self.catalog.is_loaded() || Instant::now() >= deadline {

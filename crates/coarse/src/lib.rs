@@ -112,7 +112,7 @@ pub struct CoarseHit {
     pub score: f32,
 }
 
-/// Input of an index.
+/// Vectors and settings for the build of an index.
 #[derive(Clone, Copy, Debug)]
 pub struct CoarseBuild<'a> {
     /// `rows * dims` values, row by row.

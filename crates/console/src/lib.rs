@@ -60,7 +60,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Next event of open pages.
 #[derive(Clone, Default)]
 enum News {
-    /// Nothing yet.
+    /// No event since the start.
     #[default]
     Quiet,
     /// An event, ready to be sent.

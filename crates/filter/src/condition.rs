@@ -77,7 +77,7 @@ pub enum Condition {
     DateRange {
         /// The field's path, as in [`Condition::Match`].
         key: String,
-        /// The limits.
+        /// Accepted dates.
         range: DateRange,
     },
     /// The field has a number of values within limits. A list has one value for each element. Null
@@ -85,7 +85,7 @@ pub enum Condition {
     ValuesCount {
         /// The field's path, as in [`Condition::Match`].
         key: String,
-        /// The limits.
+        /// Accepted numbers of values.
         range: CountRange,
     },
     /// The row's internal id is one of these, in ascending order (see [`Condition::has_id`]).

@@ -203,8 +203,8 @@ impl ImageCollection {
     /// Returns all collections whose originals are in the directory `space`.
     ///
     /// # Errors
-    /// `Unavailable` if such a collection is being restored: its images will need their originals.
-    /// As [`ImageCollection::known`].
+    /// `Unavailable` if a collection with this directory is being restored, because its images will
+    /// need their originals. Otherwise as [`ImageCollection::known`].
     pub fn known_of(registry: &Registry, space: &str) -> Result<Vec<ImageCollection>> {
         // Read before the list, which has a collection once its restore is complete.
         let is_of_space =

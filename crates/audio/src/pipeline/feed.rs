@@ -155,7 +155,7 @@ fn measured<T>(meter: Option<&dyn ReadMeter>, work: impl FnOnce() -> Result<T>) 
     done
 }
 
-/// Processing of the samples.
+/// Settings for processing the samples.
 struct FeedSettings {
     features: FeatureExtractor,
     rate: u32,

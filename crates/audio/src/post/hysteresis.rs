@@ -63,7 +63,7 @@ struct PossibleEnd {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Detector {
     open: Option<OpenSpan>,
-    /// Closed event with a final start, its end not padded.
+    /// Closed event. Its start is final, and its end is not padded yet.
     waiting: Option<ActiveSpan>,
     /// True if the onset was on in the frame before.
     onset: bool,

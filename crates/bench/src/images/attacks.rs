@@ -178,6 +178,8 @@ fn keep(image: &Image, share: f64, random: &mut RandomSequence) -> Image {
     part(image, columns, sides(image.height))
 }
 
+/// Rotates the image by 30 degrees to one side, or for variant 1 to the other. Variant 0 enlarges
+/// the image so that it keeps its corners.
 fn rotate(image: &Image, variant: usize) -> Image {
     let angle = if variant == 1 { -30.0_f64 } else { 30.0 };
     let (sin, cos) = angle.to_radians().sin_cos();
@@ -220,6 +222,7 @@ pub(super) fn between(image: &Image, x: f64, y: f64) -> [u8; 3] {
     })
 }
 
+/// Halves both sides, by one of two filters.
 fn scale(image: &Image, variant: usize) -> Result<Image> {
     let filter = if variant == 0 { FilterType::Triangle } else { FilterType::Lanczos3 };
     let (width, height) = ((image.width / 2).max(1), (image.height / 2).max(1));
@@ -232,6 +235,8 @@ pub(super) fn blur(image: &Image, sigma: f64) -> Result<Image> {
     Ok(Image { rgb, ..*image })
 }
 
+/// Makes the image brighter or darker, at random. Variant 0 multiplies the values, and the other
+/// variants raise them to a power.
 fn brightness(image: &Image, variant: usize, random: &mut RandomSequence) -> Image {
     let strength = 1.3 + 0.4 * random.unit();
     let upwards = random.bits() & 1 == 0;
@@ -255,16 +260,17 @@ fn brightness(image: &Image, variant: usize, random: &mut RandomSequence) -> Ima
     Image { rgb, ..*image }
 }
 
+/// Adds a border to the image. `share` is the width of the border as a share of each side. The
+/// border mirrors the image at its edges.
 fn border(image: &Image, share: f64) -> Image {
-    let wide = (f64::from(image.width) * share) as u32;
-    let high = (f64::from(image.height) * share) as u32;
-    // The frame mirrors the image at its edges.
+    let columns = (f64::from(image.width) * share) as u32;
+    let rows = (f64::from(image.height) * share) as u32;
     let mirrored = |at: u32, border: u32, side: u32| {
-        let place = (i64::from(at) - i64::from(border)).rem_euclid(2 * i64::from(side)) as u32;
-        if place < side { place } else { 2 * side - 1 - place }
+        let position = (i64::from(at) - i64::from(border)).rem_euclid(2 * i64::from(side)) as u32;
+        if position < side { position } else { 2 * side - 1 - position }
     };
-    image_of(image.width + 2 * wide, image.height + 2 * high, |x, y| {
-        pixel(image, mirrored(x, wide, image.width), mirrored(y, high, image.height))
+    image_of(image.width + 2 * columns, image.height + 2 * rows, |x, y| {
+        pixel(image, mirrored(x, columns, image.width), mirrored(y, rows, image.height))
     })
 }
 

@@ -41,7 +41,8 @@ impl Photo {
     }
 }
 
-/// Reads all images below `dir`, by path. `skipped` gets the names of unreadable files.
+/// Reads all images below `dir`, in the order of their paths. Appends the errors of files that
+/// cannot be decoded to `skipped`.
 pub(super) fn read(dir: &Path, skipped: &mut Vec<String>) -> Result<Vec<Photo>> {
     let mut paths = Vec::new();
     if !dir.is_dir() {

@@ -214,13 +214,15 @@ impl GroupLines {
     }
 }
 
-/// Line of a group.
+/// Line of JSON for a group.
 struct DuplicateGroupText {
     text: String,
+    /// Number of images in the line.
     images: u64,
 }
 
-/// Returns the line of a group; `None` if fewer than two of its images are left.
+/// Returns the JSON line of a group, with its images and its pairs. `images` has the images that
+/// still exist, by internal id. Returns `None` if fewer than two of the group still exist.
 fn group_line(group: &DuplicateGroup, images: &HashMap<u64, Value>) -> Option<DuplicateGroupText> {
     let shown: Vec<&Value> = group.ids.iter().filter_map(|id| images.get(id)).collect();
     if shown.len() < 2 {

@@ -66,7 +66,7 @@ impl PartReader {
     }
 }
 
-/// Adds an entry to a part.
+/// Appends the entry of `batch` to a part, after its length.
 fn push(part: &mut Vec<u8>, batch: &Batch) -> Result<()> {
     let entry = encode_entry(&LogEntry {
         epoch: Epoch(0),
@@ -79,10 +79,10 @@ fn push(part: &mut Vec<u8>, batch: &Batch) -> Result<()> {
     Ok(())
 }
 
-/// Returns the entries of a part.
+/// Checks a part and decodes its entries.
 ///
 /// # Errors
-/// `DataLoss` if it is not as its description says.
+/// `DataLoss` if it does not match its description.
 pub(crate) fn entries(part: &LogPart, bytes: &Bytes) -> Result<Vec<LogEntry<Batch>>> {
     if blake3::hash(bytes).to_hex().as_str() == part.blake3 {
         decode_part(bytes, part.entries)
@@ -91,12 +91,13 @@ pub(crate) fn entries(part: &LogPart, bytes: &Bytes) -> Result<Vec<LogEntry<Batc
     }
 }
 
-/// Returns the entries of a part, of which there are `count`.
+/// Decodes the entries of a part. `count` is their number by the part's description.
 ///
 /// # Errors
-/// `DataLoss` for other bytes.
+/// `DataLoss` if the bytes are damaged or have another number of entries.
 pub(crate) fn decode_part(bytes: &Bytes, count: u64) -> Result<Vec<LogEntry<Batch>>> {
-    let damaged = || Error::data_loss("a part of the log has not the entries that it should have");
+    let damaged =
+        || Error::data_loss("a part of the log does not have the entries that its backup states");
     let mut entries = Vec::new();
     let mut at = 0;
     while at < bytes.len() {

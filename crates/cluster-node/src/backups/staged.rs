@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use crate::node::local::blocking;
 use crate::types::new_id;
 
-/// Start of the names of these collections. They follow no log, so they are not shards.
+/// Prefix of the names of staged collections. They follow no log, so they are not shards.
 const PREFIX: &str = "millpond-staged-";
 
 /// A local collection under a temporary name. It may not exist yet. Dropping this removes it.

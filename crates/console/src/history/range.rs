@@ -163,6 +163,8 @@ fn sum_of_versions(versions: &[(u64, Vec<TimedRecord>)]) -> Vec<TimedRecord> {
     sums.into_iter().map(|(end, record)| TimedRecord { end, record }).collect()
 }
 
+/// Returns the totals and the points of records, which are `step` seconds apart. `version` is
+/// `None` for all versions.
 fn version_history(version: Option<u64>, records: &[TimedRecord], step: u64) -> VersionHistory {
     let mut sum = TrafficRecord::default();
     records.iter().for_each(|timed| sum.add(&timed.record));

@@ -63,7 +63,9 @@ pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Co
     Ok(Some(ConstantNode { output: walker.bytes(output, NAME_BYTES_MAX)?, value }))
 }
 
-/// Returns the single tensor of an attribute called `value`.
+/// Returns the range of the tensor in the attribute at `payload`. Returns `None` if the attribute
+/// has another name than `value`, refers to an attribute of a function, or does not have exactly
+/// one tensor.
 fn tensor_value(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Range<u64>>> {
     let mut named = false;
     let mut tensors = 0;
@@ -88,6 +90,7 @@ fn tensor_value(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Range
     Ok(tensor.filter(|_| named && plain && tensors == 1))
 }
 
+/// Reads a name. Returns `?` for a name that is longer than all names of interest.
 fn word(walker: &mut Walker, range: Range<u64>) -> Result<Vec<u8>> {
     if range.end - range.start > WORD_BYTES_MAX {
         Ok(b"?".to_vec())

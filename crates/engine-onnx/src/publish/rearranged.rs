@@ -65,7 +65,8 @@ struct RearrangedSearch<'a> {
 }
 
 impl RearrangedSearch<'_> {
-    /// Reads the operator in a field. Returns true if the message in it can have further ones.
+    /// Reads the operator in a field. Returns true if the field's message can contain further
+    /// operators.
     fn visit(&mut self, walker: &mut Walker, visited: &VisitedField) -> Result<bool> {
         let Some(child) = visited.child else { return Ok(false) };
         match child {

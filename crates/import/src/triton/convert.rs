@@ -309,7 +309,8 @@ fn instances(config: &pb::ModelConfig, backend: TargetEngine, model: &mut Conver
     }
 }
 
-/// Takes types and shapes of a TorchScript module, which has none of its own.
+/// Sets the signature of a TorchScript model to the inputs and outputs of `config`, because the
+/// module itself has no types and shapes.
 fn take_signature(config: &pb::ModelConfig, model: &mut ConvertedModel) {
     let batched = config.max_batch_size > 0;
     let text = |name: &str, data_type: i32, dims: &[i64]| TensorText {

@@ -120,12 +120,15 @@ enum WaitingThread {
     Connection,
 }
 
+/// Attribution of a slow request's excess over the typical times to causes. Times are in
+/// milliseconds.
 struct CauseSearch<'a> {
     timeline: &'a RequestTimeline,
     typical: &'a Typical,
     evidence: &'a SampleSums,
     phases: PhaseTimes,
     budget: MachineBudget,
+    /// Time of each cause so far.
     found: [f64; CAUSES.len()],
 }
 
@@ -190,7 +193,7 @@ impl<'a> CauseSearch<'a> {
         used >= CORES_MIN && used >= BUSY_SHARE_MIN * evidence.cores as f64
     }
 
-    /// Explains the phases on the connection's thread.
+    /// Attributes the excess of the phases on the connection's thread.
     fn explain_connection(&mut self) {
         for (phase, cause) in [
             (Phase::Receive, Cause::ClientSlowSend),
@@ -204,7 +207,8 @@ impl<'a> CauseSearch<'a> {
         }
     }
 
-    /// Explains processor time.
+    /// Attributes the excess of processor time to page faults, a larger run, loads or other
+    /// processes.
     fn explain_compute(&mut self, run: &RunRecord) {
         let excess = self.excess(Phase::Compute);
         let faults = (run.minor_faults as f64 - self.typical.minor_faults).max(0.0);
@@ -225,7 +229,7 @@ impl<'a> CauseSearch<'a> {
         self.add(cause, excess - faulted);
     }
 
-    /// Explains the time in which the worker was not on a core.
+    /// Attributes the excess of the time in which the worker was not on a core.
     fn explain_off_core(&mut self, run: &RunRecord) {
         let rest = self.attribute_to_machine(self.excess(Phase::OffCore), WaitingThread::Worker);
         let faulted = rest.min(run.major_faults as f64 * MAJOR_FAULT_MS_MAX);
@@ -233,7 +237,7 @@ impl<'a> CauseSearch<'a> {
         self.add(Cause::Unknown, rest - faulted);
     }
 
-    /// Explains the wait for a worker.
+    /// Attributes the excess of the wait for a worker.
     fn explain_queue(&mut self) {
         let excess = self.excess(Phase::Queue);
         let Some(run) = &self.timeline.run else { return self.add(Cause::Unknown, excess) };

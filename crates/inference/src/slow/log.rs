@@ -33,7 +33,7 @@ type Models = HashMap<Arc<str>, Arc<ModelTypical>>;
 
 /// Log that finds slow requests, and keeps the last ones with their causes.
 pub struct SlowLog {
-    /// Read without a lock; replaced if a model gets its first request.
+    /// Typical times by model. Readers take no lock. A model's first request replaces the map.
     models: ArcSwap<Models>,
     slow: Sender<RequestTimeline>,
     /// Slow requests that the thread had no room for.

@@ -92,6 +92,8 @@ struct ChildUse {
 }
 
 impl MachineReading {
+    /// Reads the counters. Reads the quota of processor time only if `has_quota`. If the cores
+    /// cannot be read, their number is that of `last`.
     fn new(has_quota: bool, last: Option<&MachineReading>) -> MachineReading {
         let quota = if has_quota { CpuQuota::of_this_process() } else { None };
         let cores = CoreTimes::read();
