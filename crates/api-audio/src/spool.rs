@@ -41,6 +41,11 @@ fn is_mp4(head: &[u8]) -> bool {
     head.get(4..8) == Some(b"ftyp")
 }
 
+/// Writes `head` and the rest of the upload to a temporary file. The file is positioned at its
+/// beginning.
+///
+/// # Errors
+/// As [`input`].
 fn spool(upload: &mut UploadReader, head: &[u8], config: &AudioConfig) -> Result<std::fs::File> {
     let made = match &config.spool_dir {
         Some(dir) => tempfile::tempfile_in(dir),

@@ -217,6 +217,8 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         Bulk { files, target, writer, stop, sender, reports, in_flight: 0, summary, full: None }
     }
 
+    /// Adds all images of `source`, with a limited number at the same time. Writes a line for each
+    /// image, and a last line with the totals. Ends early if `stop` is set.
     fn run(mut self, source: &mut impl ImageSource) -> Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
             let Some(found) = source.next() else { break };

@@ -95,6 +95,7 @@ impl Ingest {
     }
 }
 
+/// Starts the threads that process images. Returns the sender of their queue.
 fn start(claims: &Arc<Claims>) -> Result<Sender<IngestImage>> {
     let (sender, receiver) = bounded(QUEUE_MAX);
     for number in 0..threads() {

@@ -294,6 +294,11 @@ impl Originals {
     }
 }
 
+/// Opens the store that `--originals` names, or the default directory in the directory of the
+/// collections.
+///
+/// # Errors
+/// `FailedPrecondition` if there is neither; the errors of the store.
 fn open(config: &ImagesConfig) -> Result<StorePlace> {
     match &config.originals {
         Some(url) if model_store::is_url(url) => {

@@ -71,6 +71,7 @@ impl Rebuild {
         self.ended.lock().is_none()
     }
 
+    /// Returns the progress, the state and up to ten failures as JSON.
     pub(crate) fn to_json(&self) -> Value {
         let (state, error) = match &*self.ended.lock() {
             None => ("running", None),

@@ -164,6 +164,7 @@ async fn stored(
     services.pool.run_wanted(work).await
 }
 
+/// Returns the JSON of a search's result, with the time of each stage in milliseconds.
 fn answer(found: ImageQueryResult) -> Value {
     let ImageQueryResult { features, result, views, plan, took } = found;
     let hits = result.hits.iter();

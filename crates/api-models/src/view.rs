@@ -50,6 +50,11 @@ pub fn version_states(
     states_of(&status, version)
 }
 
+/// Returns the states of the versions of a model, newest first. If `version` is given, returns only
+/// its state.
+///
+/// # Errors
+/// `NotFound` if there is no such version.
 fn states_of(status: &ModelStatus, version: Option<u64>) -> Result<Vec<VersionState>> {
     let model = &status.name;
     let mut states: Vec<VersionState> = status
@@ -68,6 +73,7 @@ fn states_of(status: &ModelStatus, version: Option<u64>) -> Result<Vec<VersionSt
     Ok(states)
 }
 
+/// Converts the state of a version to one of TensorFlow Serving's states.
 fn version_state(status: &VersionStatus) -> VersionState {
     VersionState {
         version: status.version,

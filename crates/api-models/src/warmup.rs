@@ -216,6 +216,8 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
     os::read_regular_file(path, FILE_BYTES_MAX).map(Bytes::from).map_err(|e| Error::io(path, &e))
 }
 
+/// Returns the files with recorded requests in `dir`, sorted, at most [`REQUESTS_MAX`]. There are
+/// none if the directory does not exist.
 fn body_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -159,6 +159,7 @@ async fn job(
     Reply::of(found)
 }
 
+/// Returns the JSON of a job: its state, its progress in bytes, and its report or error.
 fn describe_job(job: &BackupJob) -> Value {
     let BackupJob { number, request, state, progress } = job;
     let mut body = json!({

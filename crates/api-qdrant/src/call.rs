@@ -469,6 +469,11 @@ fn count_refusal(state: &CollectionsState, error: &Error, kind: &'static str) {
     }
 }
 
+/// Waits for the result of a thread, until `deadline`.
+///
+/// # Errors
+/// `Unavailable` if the thread dropped the request; `DeadlineExceeded` after `deadline`; the error
+/// of the request.
 async fn await_result(
     receiver: oneshot::Receiver<EncodedResult>,
     deadline: Instant,

@@ -101,6 +101,8 @@ fn object(value: &mut Value) -> &mut Map<String, Value> {
     }
 }
 
+/// Records a declared index in the collection's description. Flushes and merges index every field,
+/// so nothing else changes.
 pub(crate) fn index(
     registry: &Registry,
     context: &CallContext,

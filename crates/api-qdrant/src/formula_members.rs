@@ -15,6 +15,7 @@ impl Formula {
     }
 }
 
+/// Adds the members of payloads that an expression reads.
 fn add_expression(expression: &Expression, members: &mut BTreeSet<String>) {
     match expression {
         Expression::Constant(_) | Expression::Score(_) => {}
@@ -42,6 +43,7 @@ fn add_expression(expression: &Expression, members: &mut BTreeSet<String>) {
     }
 }
 
+/// Adds the members of payloads that a filter reads.
 fn add_filter(filter: &Filter, members: &mut BTreeSet<String>) {
     for condition in filter.conditions() {
         match condition {

@@ -167,6 +167,7 @@ impl SlowWrites {
     }
 }
 
+/// Starts the threads that finish writes. Returns the sender of their queue.
 fn start() -> Result<Sender<WriteJob>> {
     let (queue, jobs) = bounded::<WriteJob>(WRITES_MAX);
     let slow = Arc::new(SlowKinds::new());

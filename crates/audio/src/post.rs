@@ -136,6 +136,8 @@ impl Labeller {
     }
 }
 
+/// Creates the labeller of the recogniser's kind. `frames` is the first window, which shows the
+/// number of frames and of classes.
 fn start(
     recogniser: &Recogniser,
     frames: &WindowScores<'_>,

@@ -303,6 +303,10 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
+/// Parses and checks the file of speakers.
+///
+/// # Errors
+/// `DataLoss` if the file is damaged; `FailedPrecondition` if a later version wrote it.
 fn parse(bytes: &[u8]) -> Result<SpeakerFile> {
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(Error::data_loss("the file is too large"));

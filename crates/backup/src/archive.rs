@@ -208,6 +208,10 @@ fn name_of(entry: &tar::Entry<'_, impl Read>) -> String {
     String::from_utf8_lossy(&entry.path_bytes()).into_owned()
 }
 
+/// Reads the list of a backup, which is the first entry of an archive.
+///
+/// # Errors
+/// `InvalidArgument` for a damaged list or for another file, such as a snapshot of Qdrant's own.
 fn read_list(entry: tar::Entry<'_, impl Read>) -> Result<BackupList> {
     let name = name_of(&entry);
     if name != LIST_NAME {

@@ -271,6 +271,10 @@ impl ServiceShared {
         self.stopping.load(Ordering::SeqCst)
     }
 
+    /// Returns the store of backups. Opens it at the first call.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if the server has none; the error of its opening.
     fn store(&self) -> Result<BackupStore> {
         let mut store = self.store.lock();
         if let Some(store) = store.as_ref() {

@@ -175,6 +175,8 @@ impl BackupContext<'_> {
         Ok(hasher.finalize().to_hex().to_string())
     }
 
+    /// Uploads a file in parts, one after the other, and adds its bytes to `hasher`. All parts but
+    /// the last one have the same length.
     async fn upload_parts(
         &self,
         file: &UploadSource<'_>,

@@ -233,6 +233,8 @@ impl GpuArms {
         Ok(gpu.iter().zip(&flat).filter(|(gpu, flat)| gpu != flat).count() as u64)
     }
 
+    /// Measures the time of one batch on the GPU and on both indexes of the processor. `code_bytes`
+    /// is the size of the codes that the GPU reads.
     fn measure(&self, queries: &[f32], hits: usize, code_bytes: u64) -> Result<SettingReport> {
         let batch = queries.len() / self.gpu.dims();
         let gpu_us = time_us(&*self.gpu, queries, hits)?;

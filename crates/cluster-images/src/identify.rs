@@ -147,6 +147,7 @@ impl Identification<'_> {
         Ok(())
     }
 
+    /// Returns the JSON of the `most` best persons.
     fn answer(mut self, most: usize) -> Value {
         let FingerCounts { fingers, left_out, compared, of, partial, coverage } = self.counts;
         self.persons.truncate_fingers(fingers);

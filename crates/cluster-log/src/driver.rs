@@ -302,6 +302,7 @@ impl WriterDriver {
         });
     }
 
+    /// Starts a read of the log's floor. Errors of the store are retried.
     fn read_floor(&mut self, request: RequestId) {
         let log = self.log.clone();
         let mut retry = self.retry();

@@ -112,6 +112,7 @@ impl LogFollower {
         is_taken
     }
 
+    /// Takes the next entry that was read. An entry that does not count has no batch.
     fn take(&mut self) -> Option<FollowStep> {
         let entry = self.ready.pop_front()?;
         let number = self.replay.next();

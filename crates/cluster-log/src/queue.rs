@@ -183,6 +183,10 @@ impl WriteQueue {
         Ok(QueuedWrite { queue: self.clone(), number, answer: receiver })
     }
 
+    /// Checks the size of a write and returns its bytes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` without operations; `TooLarge` for too many bytes or operations.
     fn check_size(&self, operations: &[Bytes]) -> Result<usize> {
         let bytes = operations.iter().map(|operation| OPERATION_BYTES + operation.len()).sum();
         let bytes_max = self.options.write_bytes_max();

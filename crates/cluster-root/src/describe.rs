@@ -147,6 +147,7 @@ pub(super) async fn cluster(context: RootContext, _: Bytes) -> Result<RootAnswer
     RootAnswer::of(&cluster_text(&view, &nodes, &collections))
 }
 
+/// Returns the JSON of a node.
 fn node_text(node: &NodeInfo) -> Value {
     let shards: usize = node.serving.values().map(std::collections::BTreeSet::len).sum();
     let mut described = json!({
@@ -184,6 +185,8 @@ fn collection(record: &CollectionRecord, view: &ClusterView) -> Value {
     })
 }
 
+/// Returns the JSON of a shard: nodes that should serve it, that serve it and that have damaged
+/// copies, and its owner.
 fn shard(key: &ShardKey, record: &CollectionRecord, view: &ClusterView) -> Value {
     let serving: Vec<&str> =
         view.serving_holders(key, record.copies).iter().map(|node| node.name.as_str()).collect();

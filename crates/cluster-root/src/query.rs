@@ -150,6 +150,7 @@ fn at_search(error: Error, at: usize) -> Error {
     error.context(format_args!("searches[{at}]"))
 }
 
+/// Parses a batch of queries. Each keeps its text for the shards.
 fn read_batch(body: &[u8]) -> Result<Vec<RootQuery>> {
     #[derive(Deserialize)]
     struct SearchesText {

@@ -89,6 +89,8 @@ pub(super) async fn groups(
     Ok(RankedGroups { groups: groups.into_first(request.limit), found })
 }
 
+/// Returns the hits of a query in the order of their scores: fused ones if the query has them, else
+/// those of the shards.
 async fn ranked_hits(
     run: &QueriedCollection<'_>,
     mut query: RootQuery,

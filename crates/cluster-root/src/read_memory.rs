@@ -72,6 +72,11 @@ impl ReadMemory {
         std::mem::replace(&mut state.reservation, self.requests.memory.empty())
     }
 
+    /// Reserves memory for `bytes` of an answer of a shard.
+    ///
+    /// # Errors
+    /// `TooLarge` if the answers have more than [`READ_BYTES_MAX`] together; the error of the
+    /// reservation.
     fn take(&self, bytes: u64) -> Result<()> {
         let mut state = self.state.lock();
         state.taken += bytes;

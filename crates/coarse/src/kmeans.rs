@@ -95,6 +95,10 @@ pub(crate) fn train(points: &[f32], plan: &KmeansPlan<'_>) -> Result<Vec<f32>> {
     Ok(centres)
 }
 
+/// Checks `points` and returns their number.
+///
+/// # Errors
+/// `InvalidArgument` if they are not whole points of `dims` finite values.
 fn check(points: &[f32], dims: usize) -> Result<usize> {
     if dims == 0 || !points.len().is_multiple_of(dims) {
         return Err(Error::invalid(format!(

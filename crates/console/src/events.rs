@@ -39,6 +39,11 @@ pub(crate) async fn events(State(page): Shared<Page>, headers: HeaderMap) -> Res
     }
 }
 
+/// Starts the stream of events of a page.
+///
+/// # Errors
+/// `Unavailable` if too many pages are open or the server stops; the error of a request from
+/// another site.
 async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     transport::access::check_same_site(headers)?;
     let permit = page.viewers.clone().try_acquire_owned().map_err(|_| full())?;

@@ -137,6 +137,7 @@ pub(crate) fn past(page: &Page) -> String {
     json(&Past { server: server(page), sparks, dropped, now: Now { events, ..read(page) } })
 }
 
+/// Returns the description of the server that pages show.
 fn server(page: &Page) -> ServerInfo {
     let uptime = page.history.seconds(Instant::now());
     ServerInfo {
@@ -167,6 +168,7 @@ pub(crate) fn json(value: &impl Serialize) -> String {
     })
 }
 
+/// Reads the present state of the models and of the machine, and the newest events.
 fn read(page: &Page) -> Now {
     let now = Instant::now();
     let at = page.history.seconds(now);
@@ -198,6 +200,8 @@ fn shown_models(statuses: &[ModelStatus]) -> Vec<&ModelStatus> {
     shown
 }
 
+/// Returns the row of a model, with its traffic of the last minute. `now` is in seconds since the
+/// server started.
 fn model(status: &ModelStatus, histories: &Histories, now: u64) -> ModelRow {
     let recent = histories.recent(&status.name, now.saturating_sub(RATE_SECONDS));
     let minute = histories.recent(&status.name, now.saturating_sub(MINUTE_SECONDS));
@@ -220,6 +224,7 @@ fn model(status: &ModelStatus, histories: &Histories, now: u64) -> ModelRow {
     }
 }
 
+/// Returns the row of a version.
 fn version(status: &VersionStatus) -> VersionRow {
     VersionRow {
         version: status.version,

@@ -161,6 +161,8 @@ struct FirstHit {
 }
 
 impl FirstHit {
+    /// Reads the first hit of an answer and its rank by the coarse score. `None` if there is no
+    /// hit.
     fn parse(answer: &Value) -> Option<FirstHit> {
         let results = answer.get("results")?.as_array()?;
         let coarse = |result: &Value| result.get("coarse").and_then(Value::as_f64);

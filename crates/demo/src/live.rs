@@ -79,6 +79,7 @@ impl LiveCounts {
         table.to_string()
     }
 
+    /// Returns the line of progress.
     fn line(&self) -> String {
         let steady = self.steady.summary();
         let swap = self.swap.summary();

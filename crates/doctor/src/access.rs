@@ -29,6 +29,7 @@ pub(crate) fn check(settings: &AccessSettings) -> Check {
     }
 }
 
+/// Judges the address of the server and its key.
 fn access(host: Option<IpAddr>, has_key: bool) -> Check {
     let host = host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let found = format!("{host}, {}", if has_key { "API key" } else { "no API key" });

@@ -42,6 +42,8 @@ fn reports_free_pages(devices: &Path) -> Option<bool> {
     })
 }
 
+/// Judges the balloon of a virtual machine. `reports` is true if the balloon returns free memory to
+/// the host by itself, and `None` without a balloon.
 fn balloon(reports: Option<bool>) -> Check {
     let name = "freed memory";
     match reports {
@@ -69,6 +71,7 @@ fn chosen(text: &str) -> &str {
         .unwrap_or(text)
 }
 
+/// Judges the memory of the machine: total and available bytes.
 fn size(machine: base::Result<(u64, u64)>) -> Check {
     match machine {
         Err(error) => Check::warn("memory", "unknown", format!("{error}; give --pool BYTES.")),

@@ -43,6 +43,7 @@ const IDLE_GOVERNOR: &str = "/sys/devices/system/cpu/cpuidle/current_governor";
 const HALT_POLL: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
+/// Judges the instructions of the processor. `info` is the text of `/proc/cpuinfo`.
 fn features(info: &str) -> Check {
     let line = info.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
     let flags: Vec<&str> = line

@@ -131,6 +131,7 @@ fn load_failure(message: &str) -> String {
     }
 }
 
+/// Returns the kind of a library's error, by its code, its message and the call.
 fn kind(code: i32, message: &str, phase: CallPhase) -> ErrorKind {
     if code == code::RUNTIME_EXCEPTION
         && (message.contains("bad_alloc") || message.contains("Failed to allocate"))

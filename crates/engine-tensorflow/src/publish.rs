@@ -372,6 +372,7 @@ struct Operators {
 }
 
 impl Operators {
+    /// Reads the list of operators from the library.
     fn of(library: &'static TensorFlowLibrary) -> Result<Operators> {
         let list = OperatorList::decode(library.operators())
             .map_err(|e| Error::internal("TensorFlow's list of operators").caused_by(e))?;

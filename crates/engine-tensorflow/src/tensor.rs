@@ -159,6 +159,7 @@ impl TfTensor {
         }
     }
 
+    /// Creates a tensor over `bytes`, which it keeps alive, without a copy.
     fn over(
         library: &'static TensorFlowLibrary,
         dtype: DType,

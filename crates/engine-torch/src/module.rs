@@ -90,6 +90,7 @@ impl TorchModule {
         })
     }
 
+    /// Returns the description of the argument number `index` of forward.
     fn argument(&self, index: i32) -> Result<ArgumentDescription> {
         let mut raw = RawArgument {
             name: std::ptr::null(),

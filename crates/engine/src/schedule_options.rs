@@ -288,6 +288,7 @@ impl ScheduleOptions {
         }
     }
 
+    /// Checks the rules that cut padding from an output.
     fn check_cuts(&self, output: &str, cuts: &[CutOptions]) -> Result<()> {
         for cut in cuts {
             let followed = self

@@ -345,6 +345,8 @@ impl Etcd {
         read_answer(address, &self.send(address, path, body, token).await?)
     }
 
+    /// Sends a request with a token, if there is one. Explains the error of a server that expects
+    /// TLS.
     async fn send(
         &self,
         address: &str,

@@ -93,6 +93,10 @@ impl EtcdLogin {
         }
     }
 
+    /// Logs in and returns the token.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for a wrong name or password; `FailedPrecondition` if etcd has no users.
     async fn log_in(&self, client: &HttpClient, address: &str) -> Result<HeaderValue> {
         let EtcdUser { name, password } = &self.user;
         let body = Bytes::from(json!({ "name": name, "password": password.0 }).to_string());

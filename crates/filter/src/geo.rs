@@ -86,6 +86,7 @@ impl GeoArea {
         GeoPoint::of(value).is_some_and(|point| self.contains(point))
     }
 
+    /// Returns true if the point is inside the area, and not on its edge.
     fn contains(&self, point: GeoPoint) -> bool {
         match self {
             GeoArea::Box { top_left, bottom_right } => {

@@ -416,6 +416,8 @@ struct OutputLog {
 }
 
 impl Output {
+    /// Starts the thread that logs the standard error of a process. `owner` is the name of the
+    /// model.
     fn listen(stderr: Option<ChildStderr>, owner: &str) -> Result<Output> {
         let log = Arc::new(Mutex::new(OutputLog { owner: owner.to_owned(), last: String::new() }));
         let (open, closed) = bounded::<()>(0);
@@ -463,6 +465,7 @@ impl OutputLines {
         }
     }
 
+    /// Logs the collected line.
     fn end_line(&mut self) {
         let line = String::from_utf8_lossy(&self.line).trim().to_owned();
         self.line.clear();

@@ -296,6 +296,10 @@ impl Supervisor<'_> {
         tracing::info!(model, "{process} worker process serves, {time:?} after the last one ended");
     }
 
+    /// Opens the model in a new process, `spare` if it is given.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if the version's files have changed; the error of the opening.
     fn open_again(&self, spare: Option<StartedProcess>) -> Result<Opened> {
         let stop = &self.shared.stop;
         let child = &self.shared.child;

@@ -59,6 +59,7 @@ impl MessageWriter {
         self.byte(position.map_or(u8::MAX, |position| position as u8));
     }
 
+    /// Writes tensors. The elements of each begin at a multiple of [`ALIGNMENT`].
     pub(crate) fn tensors(&mut self, tensors: &[NamedTensor]) {
         self.number(tensors.len() as u64);
         for NamedTensor { name, tensor } in tensors {
@@ -209,6 +210,7 @@ impl MessageReader {
         self.list(MessageReader::tensor)
     }
 
+    /// Reads a tensor whose elements share the bytes of the message.
     fn tensor(&mut self) -> Result<NamedTensor> {
         let name = self.text()?;
         let dtype = self.dtype()?;

@@ -126,6 +126,7 @@ struct ServerRequest {
     sockets: Vec<OwnedFd>,
 }
 
+/// Receives the kind of a request and the sockets that come with it.
 fn receive_request(control: &UnixStream) -> std::io::Result<ServerRequest> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RUNS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -163,6 +164,7 @@ fn load(engine: Arc<dyn Engine>, message: LoadMessage) -> Result<Arc<dyn Session
     runner.run(&what, &stop, move |attempt| open(&*engine, &message, &attempt.stop))
 }
 
+/// Loads the model. A panic of the engine becomes an error.
 fn open(
     engine: &dyn Engine,
     message: &LoadMessage,

@@ -187,6 +187,8 @@ fn check_count(what: &str, count: usize, most: usize) -> Result<()> {
     Ok(())
 }
 
+/// Returns the embeddings of the next points from an internal id on. Counts points that cannot be
+/// read.
 fn embeddings(
     named: &NamedCollection,
     request: EmbeddingsRequest,
@@ -230,6 +232,7 @@ fn values(bytes: &[u8], dims: usize) -> Result<Vec<f32>> {
     Ok(values.map(|value| f32::from_le_bytes(*value)).collect())
 }
 
+/// Finds the points of the local collection that are similar to each embedding of the request.
 fn neighbours(
     named: &NamedCollection,
     request: NeighboursRequest,
@@ -259,6 +262,8 @@ fn stored_records(named: &NamedCollection, ids: &[u64]) -> Vec<Result<Option<Vec
     points.map(|point| point.map(|point| point.map(|point| point.record))).collect()
 }
 
+/// Returns the records of points, until they have `bytes_max` bytes together. The caller requests
+/// the others again.
 fn records(
     named: &NamedCollection,
     request: RecordsRequest,
@@ -319,6 +324,8 @@ fn verified(
     Ok(answer)
 }
 
+/// Returns the images of points as they are shown. Leaves out points that are not in this shard or
+/// cannot be read.
 fn images(
     named: &NamedCollection,
     request: GroupImagesRequest,

@@ -262,6 +262,7 @@ fn truth(name: &str, condition: Condition, value: &Value) -> Parsed<Condition> {
     }
 }
 
+/// Parses the object `match` of a condition. It has exactly one member.
 fn matching(value: &Value) -> Parsed<Match> {
     let mut entries = members(object(value)?);
     let (Some((name, value)), None) = (entries.next(), entries.next()) else {
@@ -338,6 +339,7 @@ fn range(key: String, value: &Value) -> Parsed<Condition> {
     })
 }
 
+/// Parses the limits of a range. `read` parses a limit, which is a number or a date.
 fn limits_of<T>(value: &Value, read: impl Fn(&Value) -> Parsed<T>) -> Parsed<ValueLimits<T>> {
     let mut range = ValueLimits { gt: None, gte: None, lt: None, lte: None };
     for (name, value) in members(object(value)?) {

@@ -100,6 +100,11 @@ impl PointStruct {
 }
 
 impl PointsBatch {
+    /// Returns the points of the batch, which lists ids, vectors and payloads apart. `name` is the
+    /// name of the collection's vector.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the lists have different lengths.
     fn points(self, name: &str) -> Result<Vec<UpsertPoint>> {
         let vectors = self.vectors.named(name).map_err(|error| error.context("batch.vectors"))?;
         let count = self.ids.len();

@@ -153,6 +153,10 @@ fn unsupported(codec: CodecType, what: &str) -> Error {
     ))
 }
 
+/// Creates the decoder of a codec. A panic of the library becomes an error.
+///
+/// # Errors
+/// `DataLoss` if the description of the codec is damaged; the error of [`unsupported`].
 fn decoder(parameters: &CodecParameters) -> Result<Box<dyn Decoder>> {
     let made =
         guarded(|| symphonia::default::get_codecs().make(parameters, &DecoderOptions::default()));

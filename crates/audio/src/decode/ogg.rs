@@ -268,6 +268,7 @@ impl OggPart {
 /// Sums of the bytes, for a checksum with the polynomial of ogg.
 const SUMS: [u32; 256] = sums();
 
+/// Returns the table of the checksum of Ogg pages, which is a CRC with the polynomial 0x04c11db7.
 const fn sums() -> [u32; 256] {
     let mut sums = [0; 256];
     let mut index = 0;

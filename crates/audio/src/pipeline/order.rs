@@ -73,6 +73,7 @@ impl<'a> EventOrder<'a> {
         self.queue(label.start, PipelineEvent::Label(label))
     }
 
+    /// Queues a fault. The fault number [`FAULTS_MAX`] says that further faults are only counted.
     pub(super) fn fault(&mut self, fault: Fault) -> Result<()> {
         self.faults += 1;
         let at = fault.at;

@@ -176,6 +176,7 @@ impl ModelRuns {
         if self.plan.lanes == 1 { self.in_flight } else { self.in_flight.div_ceil(2) }
     }
 
+    /// Opens the next piece of the recording, and its group if it is the first of it.
     fn open_piece(&mut self) {
         let CutPlan { length, lead_in, lanes, .. } = self.plan;
         let keep = self.next * length;

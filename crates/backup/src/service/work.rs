@@ -53,6 +53,8 @@ impl ServiceShared {
         }
     }
 
+    /// Performs a job and records its result. A panic becomes an error. Does nothing if the job is
+    /// not listed any more.
     pub(super) fn run(&self, queued: QueuedJob) {
         let QueuedJob { number, outcome } = queued;
         let Some((request, progress)) = self.begin(number) else { return };

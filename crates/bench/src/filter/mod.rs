@@ -136,6 +136,7 @@ struct FilterStages {
 }
 
 impl FilterStages {
+    /// Runs a stage of the benchmark. Prints and records its time in seconds as `name`.
     fn run<T>(
         &mut self,
         name: &'static str,

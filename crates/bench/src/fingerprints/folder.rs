@@ -57,6 +57,8 @@ pub(super) fn template(bytes: &[u8]) -> Result<Graph> {
     first.ok_or_else(|| Error::invalid("the template holds no finger view"))
 }
 
+/// Adds the files of prints below `dir`, each with the name of its finger. Descends at most `depth`
+/// levels.
 fn collect(
     dir: &Path,
     depth: usize,

@@ -176,6 +176,7 @@ fn thread_microseconds() -> f64 {
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 
+/// Makes synthetic prints: `--impressions` distorted ones for each of `--fingers` fingers.
 fn made_up(args: &MatchArgs) -> Result<Vec<Impression>> {
     let count = args.fingers.saturating_mul(args.impressions);
     if args.fingers < 2 || args.impressions < 2 || count > IMPRESSIONS_MAX {

@@ -54,6 +54,7 @@ struct TextPosition {
     colour: [u8; 3],
 }
 
+/// Draws a line of text onto the image.
 fn write(image: &mut Image, font: &FontRef<'_>, text: &str, line: TextPosition) {
     let font = font.as_scaled(PxScale::from(line.height as f32));
     let mut right = line.left as f32;

@@ -199,6 +199,7 @@ impl Drawing {
         masked
     }
 
+    /// Adds a residual block after `value`, and returns the name of its output.
     fn block(&mut self, block: &ResidualBlock, value: &str) -> String {
         let beside = match &block.shortcut {
             Some(shortcut) => self.convolve(shortcut, value),

@@ -206,6 +206,7 @@ pub(crate) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     report.finish(args.json.as_deref())
 }
 
+/// Returns the arguments, shortened for `--quick`, after a check of their ranges.
 fn resolved(args: &OverheadArgs) -> Result<OverheadArgs> {
     let mut args = args.clone();
     if args.quick {

@@ -194,6 +194,7 @@ impl SwapServer {
         })
     }
 
+    /// Returns the part of the load for the model number `index`. Each model gets an equal part.
     fn plan(&self, load: &SwapLoad, index: usize, model: &SwapModel) -> Result<DrivePlan> {
         let count = self.served.len();
         let (pace, gap) = match load.pace {

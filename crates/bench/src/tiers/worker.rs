@@ -214,6 +214,7 @@ impl TierWorker {
         indices.map(|index| query_of(&self.shape, &self.maker, stream, index)).collect()
     }
 
+    /// Runs the queries of a turn. Meanwhile, pages of mapped files are taken from memory.
     fn turn(&self, order: &TurnOrder) -> Result<TurnResult> {
         let queries = self.queries(order.stream, 0..order.queries as u32);
         let stage = QueryStage { queries: &queries, segments: &self.segments };

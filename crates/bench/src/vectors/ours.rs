@@ -95,6 +95,7 @@ impl OurIndex {
         Ok(())
     }
 
+    /// Adds a setting after measuring its recall, which is returned. Its speed is measured later.
     fn add_cell(&mut self, name: String, params: ScanParams, data: &VectorData) -> Result<f64> {
         let mut scratch = CoarseScratch::default();
         let mut hits = Vec::new();

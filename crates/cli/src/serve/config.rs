@@ -314,6 +314,7 @@ pub(super) fn config_set(settings: &ServeSettings) -> ConfigSet {
     }
 }
 
+/// Returns the configuration of a model: its own options, then those of all models, then defaults.
 fn model_config(name: &str, model: &ListedModel, settings: &ServeSettings) -> ModelConfig {
     let mut config = ModelConfig::new(name, &model.dir);
     config.store = settings.stores.get(&model.dir).cloned();

@@ -32,6 +32,7 @@ struct FieldWriter<'writer> {
 }
 
 impl FieldWriter<'_> {
+    /// Writes a field as `name=value`, and the message without a name. Escapes control characters.
     fn write(&mut self, name: &str, value: &str) -> fmt::Result {
         if !std::mem::take(&mut self.is_first) {
             self.writer.write_char(' ')?;

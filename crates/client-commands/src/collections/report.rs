@@ -41,6 +41,7 @@ pub(super) fn clone(from: &str, report: &Value) -> String {
     format!("copied {from} to {to}: {points} points in {}\n", seconds(report))
 }
 
+/// Returns the report of a verification of backups as text.
 pub(super) fn verify(report: &Value) -> String {
     let mut lines = format!(
         "compared {} objects of {} backups: {}; {} problems\n",
@@ -69,6 +70,7 @@ pub(super) fn problems(report: &Value, key: &str) -> String {
     lines
 }
 
+/// Returns the report of a removal of old backups as text.
 pub(super) fn prune(report: &Value) -> String {
     let removed = report.get("removed").and_then(Value::as_array).map_or(0, Vec::len);
     let mut line = format!(

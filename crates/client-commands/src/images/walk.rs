@@ -130,6 +130,10 @@ impl FolderWalk<'_> {
         self.walked.unread.push(FileFailure { name, reason: error.to_string() });
     }
 
+    /// Adds a file if its name is that of an image or a template. Counts other files.
+    ///
+    /// # Errors
+    /// Returns a usage error for more than [`FILES_MAX`] images.
     fn add_file(&mut self, path: PathBuf) -> CommandResult {
         let walked = &mut *self.walked;
         if !is_image(&path) && !is_template(&path) {

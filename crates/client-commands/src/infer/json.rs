@@ -88,6 +88,7 @@ fn tensor_of(dtype: DType, shape: &[usize], leaves: &[&Value]) -> CommandResult<
         let values = all(dtype, leaves, |leaf| leaf.as_u64().and_then(|n| T::try_from(n).ok()))?;
         Ok(Tensor::from_vec(shape, values)?)
     }
+    /// Returns a tensor of a type with fewer bits than JSON's numbers. `round` converts a number.
     fn narrow<T: Element + Into<f64>>(
         dtype: DType,
         shape: &[usize],

@@ -138,6 +138,7 @@ fn to_json(diff: &ManifestDiff<'_>) -> Value {
     })
 }
 
+/// Returns the JSON of a changed tensor, or `None` if it exists in neither version.
 fn change_json(change: &TensorChange<'_>) -> Option<Value> {
     let shown = tensor(change)?;
     let mut value = json!({

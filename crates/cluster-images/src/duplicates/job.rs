@@ -162,6 +162,8 @@ impl ClusterJob {
         self.state.view.current().by_id(&self.record.id).is_none()
     }
 
+    /// Compares all points with all others, page by page, and writes checkpoints. Continues after
+    /// the last checkpoint.
     async fn run(&mut self) -> JobResult<()> {
         self.catch_up().await?;
         self.read_known().await?;
@@ -362,6 +364,7 @@ impl ClusterJob {
         Ok(())
     }
 
+    /// Prepares a read of `shards` at background priority, with the same body for all.
     fn request(
         &self,
         path: &'static str,

@@ -118,6 +118,8 @@ impl ClusterBackups {
         self.import(target, check, move || backup::open_location(&location, &options)).await
     }
 
+    /// Receives an archive into a staged collection, and writes its points to the target. Removes
+    /// the staged collection at the end.
     async fn import_staged<R: Read>(
         &self,
         target: &ImportTarget,

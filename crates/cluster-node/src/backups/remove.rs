@@ -21,6 +21,7 @@ impl ClusterBackups {
         removed
     }
 
+    /// Removes a backup that may be damaged: first its description, then its copies.
     async fn remove(&self, collection: &str, id: &BackupId) -> Result<()> {
         let _turn = self.turn().await?;
         let set = match self.get(collection, id).await {
@@ -60,6 +61,8 @@ impl ClusterBackups {
         self.end(collection, id).await
     }
 
+    /// Removes the snapshot of a shard, if there is one. An object stays for `grace` after it was
+    /// written.
     pub(super) async fn delete_snapshot(
         &self,
         shard: &ShardOfSet<'_>,

@@ -39,6 +39,8 @@ impl ClusterBackups {
         restored.await.map_err(|_| restore_too_long())?
     }
 
+    /// Restores all shards and the originals of a backup as a new collection `name`. No catalog has
+    /// it yet.
     async fn restore_shards(&self, set: &BackupSet, name: &str) -> Result<CollectionRecord> {
         let name = name.to_owned();
         let id = new_id();

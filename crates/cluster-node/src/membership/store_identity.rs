@@ -58,6 +58,7 @@ impl StoreIdentity {
         self.id.get_or_try_init(|| self.read_or_create()).await.map(String::as_str)
     }
 
+    /// Reads the identity of the store. Creates it if there is none.
     async fn read_or_create(&self) -> Result<String> {
         let key = self.objects.key(IDENTITY);
         if let Some(bytes) = self.objects.read(&key, IDENTITY_BYTES_MAX).await? {

@@ -322,6 +322,8 @@ async fn append(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<O
     node.owned.write(&key, write, until).await
 }
 
+/// Answers a write of a root: with the number of its entry, with the number of a conflicting entry
+/// (412), or with the owner's name (409).
 async fn answer_write(node: &ClusterNode, headers: &HeaderMap, body: Body) -> Result<Reply> {
     let outcome = match append(node, headers, body).await {
         // The root sends it again, to the owner that it then knows.

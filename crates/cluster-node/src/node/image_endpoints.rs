@@ -109,6 +109,10 @@ async fn stored(
     answered.unwrap_or_else(|error| Reply::error(&error).into_response())
 }
 
+/// Answers a request for a stored image from the local copy of the shard.
+///
+/// # Errors
+/// `Unavailable` if this node does not serve the shard, or stopped to serve it meanwhile.
 async fn answer_stored(
     node: &ClusterNode,
     key: &ShardKey,

@@ -192,6 +192,7 @@ impl OwnedShards {
         self.owned.lock().clear();
     }
 
+    /// Ends the ownership of logs that this node has lost, or that another node should own.
     async fn release_unwanted(&self, view: &ClusterView, is_certain: bool) {
         let lost = std::mem::take(&mut *self.lost.lock());
         for (key, epoch) in lost {

@@ -40,6 +40,7 @@ pub(super) async fn run(
     }
 }
 
+/// Logs a change of this node's access to the store.
 fn log_change(before: &StoreAccess, access: &StoreAccess) {
     match access {
         StoreAccess::Working if before.is_failing() => {

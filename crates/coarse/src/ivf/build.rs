@@ -134,6 +134,7 @@ fn encode(
 }
 
 impl ListDirectory {
+    /// Encodes `centres` around their mean.
     fn build(
         centres: &[f32],
         dims: usize,

@@ -58,6 +58,8 @@ impl VersionTrack {
         }
     }
 
+    /// Adds the record between the last reading and `reading`. `end` is its time in seconds since
+    /// the server started.
     fn add(&mut self, end: u64, reading: TrafficReading, queued: u32) {
         // Counts with another identity began at 0.
         let fresh = TrafficReading::default();

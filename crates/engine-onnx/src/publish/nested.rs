@@ -30,6 +30,8 @@ pub(super) fn walk(
     walk_message(walker, MessageKind::Model, whole, 0, visit)
 }
 
+/// Calls `visit` for each field of a message, and descends into the messages for which it returns
+/// true.
 fn walk_message(
     walker: &mut Walker,
     parent: MessageKind,

@@ -280,6 +280,8 @@ impl Planner<'_> {
         Ok(Some(MovedParameter { name, dtype, dims, offset, bytes, data }))
     }
 
+    /// Plans to move the elements of a parameter to the weights file. Returns the message that
+    /// refers to them.
     fn move_out(&mut self, head: &TensorHead, parameter: MovedParameter) -> Result<EditedMessage> {
         self.end = parameter
             .offset

@@ -257,6 +257,7 @@ struct ElementBatch<'a> {
 }
 
 impl ElementBatch<'_> {
+    /// Appends the bytes of `range`. Passes the batch on if it is full.
     fn copy(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
         self.room(walker, range.start, range.end - range.start)?;
         let bytes = &mut self.bytes;

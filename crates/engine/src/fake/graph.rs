@@ -225,6 +225,7 @@ fn delay(text: &str) -> Option<Duration> {
     text.parse().ok().filter(|ms| *ms <= DELAY_MS_MAX).map(Duration::from_millis)
 }
 
+/// Parses an operation: a name and its operands. `None` for another text.
 fn operation(text: &str) -> Option<FakeOperation> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let operand = |word: &str| {
@@ -292,6 +293,7 @@ impl FakeRun<'_> {
         }
     }
 
+    /// Returns the rows of `table` at the positions in `index`.
     fn pick(&self, table: &BoundTensor, index: &Tensor) -> Result<Tensor> {
         let (rows, row_shape) =
             table.dims.split_first().ok_or_else(|| Error::invalid("a table has rows"))?;

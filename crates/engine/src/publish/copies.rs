@@ -31,6 +31,7 @@ pub fn copy_directory(from: &Path, to: &Path) -> Result<()> {
     if from.is_dir() { copy_level(from, to, 0) } else { Ok(()) }
 }
 
+/// Copies a directory that is `depth` levels below the first one, and syncs the copies.
 fn copy_level(from: &Path, to: &Path, depth: usize) -> Result<()> {
     if depth == DEPTH_MAX {
         let shown = from.display();

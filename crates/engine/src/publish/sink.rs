@@ -118,6 +118,8 @@ impl PacedFileWriter {
         Ok(length)
     }
 
+    /// Writes the buffer to the file. Continues through the page cache if the file system refuses
+    /// direct writes.
     fn write_out(&mut self) -> Result<()> {
         self.pacer.wait(self.filled as u64);
         let outcome = self.file.write_all_at(&self.buffer.as_slice()[..self.filled], self.written);

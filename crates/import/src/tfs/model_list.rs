@@ -189,6 +189,7 @@ impl ModelListRules {
     }
 }
 
+/// Checks the platform of a model. The errors have TensorFlow Serving's words.
 fn check_platform(model: &pb::ModelConfig) -> Result<()> {
     let name = &model.name;
     let typed = model.model_type != pb::ModelType::Unspecified as i32;

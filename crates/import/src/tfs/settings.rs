@@ -114,6 +114,7 @@ fn inference(list: &pb::ModelServerConfig, path: &Path, notes: &mut Vec<String>)
     ]))
 }
 
+/// Returns the table of a model in our settings.
 fn table_of(model: &ModelConfig) -> Table {
     let versions = match &model.policy {
         VersionPolicy::Latest(count) => format!("latest:{}", (*count).max(1)),

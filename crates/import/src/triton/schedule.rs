@@ -58,6 +58,7 @@ pub(crate) fn batching(
     priorities(batching, model);
 }
 
+/// Converts the priority levels and their queue policies.
 fn priorities(batching: &pb::ModelDynamicBatching, model: &mut ConvertedModel) {
     let wanted = usize::try_from(batching.priority_levels).unwrap_or(usize::MAX);
     if wanted == 0 {

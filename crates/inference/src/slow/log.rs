@@ -79,6 +79,7 @@ impl SlowLog {
         self.records.read().unwrap_or_else(PoisonError::into_inner).list()
     }
 
+    /// Records the times of a request. Queues a slow one for the thread that explains it.
     fn record(&self, timeline: &RequestTimeline, id: &VersionId) {
         let models = self.models.load();
         let slow = match models.get(&id.model) {
@@ -149,6 +150,7 @@ struct LogThread {
 }
 
 impl LogThread {
+    /// Samples the machine and explains slow requests, until the log is dropped.
     fn run(mut self) {
         let mut count = 0u32;
         loop {
