@@ -118,7 +118,7 @@ fn error_line(error: &Error) -> Bytes {
     format!("{line}\n").into()
 }
 
-/// Recognises a recording and writes the response; the body of its thread.
+/// Recognises a recording and writes the response. Runs as the body of the recording's thread.
 pub(crate) fn recognise(
     upload: AudioUpload,
     format: ResponseFormat,

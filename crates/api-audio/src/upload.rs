@@ -39,7 +39,8 @@ pub(crate) struct AudioUpload {
     pub(crate) file_name: Option<String>,
     pub(crate) config: AudioConfig,
     pub(crate) progress: ProgressCounter,
-    /// Freed once both threads have ended; the thread that reads holds it through the upload.
+    /// Permit of the upload. It is free once both threads have ended, because the thread that reads
+    /// holds it through the upload.
     pub(crate) permit: Arc<UploadPermit>,
     _admitted: OwnedSemaphorePermit,
 }

@@ -38,7 +38,7 @@ pub(crate) struct IngestImage {
     pub(crate) name: String,
     pub(crate) bytes: Bytes,
     pub(crate) payload: Map<String, Value>,
-    /// Called with the result; dropped if the thread panics.
+    /// Callback that gets the result. It is dropped if the thread panics.
     pub(crate) done: Box<dyn FnOnce(Result<PutOutcome>) + Send>,
 }
 

@@ -148,7 +148,7 @@ impl Originals {
         removed
     }
 
-    /// Writes an image; durable once this returns.
+    /// Writes an image, which is durable when this returns.
     ///
     /// # Errors
     /// Returns the errors of the store.

@@ -61,7 +61,7 @@ pub(crate) enum CandidateSource {
     Embeddings,
     /// The index of the edges of fingerprints.
     Edges(EdgeQuery),
-    /// These images; ids of no image are left out.
+    /// The given images. Ids that no image has are left out.
     Chosen(Arc<[ChosenPoint]>),
 }
 

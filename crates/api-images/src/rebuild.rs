@@ -261,9 +261,9 @@ impl RebuildWork<'_> {
         Ok(moved)
     }
 
-    /// Copies the payload of an image, and returns 1; returns 0 if the image was removed from the
-    /// old collection. The payload can name an original, so no removal of the image comes between
-    /// the read and the write.
+    /// Copies the payload of an image. Returns the number of copied payloads: 1, or 0 if the image
+    /// was removed from the old collection. The payload can name an original, so no removal of the
+    /// image comes between the read and the write.
     fn copy_payload(&self, job: &IngestJob, new: &ImageCollection, id: PointId) -> Result<u64> {
         let claimed: Vec<[u8; 16]> = uuid(&id).into_iter().collect();
         let _claim = job.services.writes.take(&claimed);

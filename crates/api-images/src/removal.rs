@@ -28,7 +28,7 @@ const POINTS_AT_ONCE: usize = 256;
 const REQUESTS_AT_ONCE: usize = 16;
 
 /// Removes points of a version of a collection by `delete`, and their originals that no other
-/// version names. Returns the number of points; 0, without a call of `delete`, if none exists.
+/// version names. Returns the number of points. Does not call `delete` if no point exists.
 ///
 /// # Errors
 /// The errors of the collection and of the store of originals.

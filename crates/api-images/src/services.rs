@@ -54,8 +54,8 @@ impl ImageServices {
         self.registry.registry()
     }
 
-    /// Returns the embedding model of `collection`; without a collection, the model `wanted` or the
-    /// configured one.
+    /// Returns the embedding model of `collection`. Without a collection, returns the model
+    /// `wanted`, or the configured model if none is wanted.
     ///
     /// # Errors
     /// Returns the errors of [`Embedder::find`].

@@ -157,7 +157,7 @@ pub(crate) async fn with_original(
     Ok(ReadyImage { features, embedding, payload, original })
 }
 
-/// Writes a point; durable once this returns.
+/// Writes a point, which is durable when this returns.
 ///
 /// # Errors
 /// Returns the errors of [`NamedCollection::upsert`].

@@ -104,10 +104,10 @@ impl WrittenPoints {
     }
 }
 
-/// Writes the points of a request; durable once this returns. A wrong point refuses the whole
-/// request. After an error of the collection some points may have been written. If the write has to
-/// wait for another request with the same image, it moves to a thread for waits. Such a wait can be
-/// long, because a removal waits for the store of originals.
+/// Writes the points of a request, which are durable when this returns. A wrong point refuses the
+/// whole request. After an error of the collection some points may have been written. If the write
+/// has to wait for another request with the same image, it moves to a thread for waits. Such a wait
+/// can be long, because a removal waits for the store of originals.
 ///
 /// # Errors
 /// Returns the errors of [`parse`] and [`ExpectedFeatures::check`], and the errors of the

@@ -10,7 +10,7 @@ use crate::vector_input::VectorInput;
 /// Rule by which the similarities of a point to several vectors become one score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExampleRule {
-    /// The largest similarity to an example; negated if the example is a negative one.
+    /// The largest similarity to an example. It is negated if this example is a negative one.
     BestScore,
     /// The sum of the similarities to the positive examples, less that of the negative ones.
     SumScores,

@@ -73,8 +73,8 @@ impl Fusion {
         }
     }
 
-    /// Joins lists of hits, each best first. Returns the hits best first; hits of equal scores are
-    /// in the order of the lists.
+    /// Joins lists of hits, each best first. Returns the hits best first. Hits with equal scores
+    /// are in the order of the lists.
     pub fn join<I: Copy + Eq + Hash>(&self, lists: &[Vec<FusionHit<I>>]) -> Vec<FusionHit<I>> {
         let mut places: HashMap<I, usize> = HashMap::new();
         let mut sums: Vec<(I, f64)> = Vec::new();

@@ -92,7 +92,7 @@ impl Default for PipelineOptions {
 /// Event of a recognition. Labels and faults are in the order of their start.
 #[derive(Clone, Debug)]
 pub enum PipelineEvent {
-    /// The recording was opened; always the first event.
+    /// The recording was opened. This is always the first event.
     Opened(AudioFormat),
     /// A stretch was recognised.
     Label(Label),
@@ -155,7 +155,7 @@ pub fn recognise(
 pub struct RecordingEmbedding {
     /// The unit vector.
     pub vector: Vec<f32>,
-    /// Length, windows and faults; there are no labels.
+    /// Length, windows and faults. There are no labels.
     pub summary: AudioSummary,
 }
 

@@ -78,7 +78,7 @@ impl Labeller {
         Labeller { recogniser: recogniser.clone(), embeddings, speakers, started: None, next: 0 }
     }
 
-    /// Adds the next window; windows missing since the last one are silence.
+    /// Adds the next window. Windows missing since the last one count as silence.
     ///
     /// # Errors
     /// `InvalidArgument` if the outputs are not as the recogniser says; `Internal` for a window out

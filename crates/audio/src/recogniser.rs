@@ -48,7 +48,7 @@ pub enum RecogniserKind {
     Events,
     /// The likeliest classes of each window.
     Scenes,
-    /// Unit vectors; labels are enrolled speakers.
+    /// Unit vectors, compared with those of enrolled speakers, whose names are the labels.
     Embeddings,
 }
 

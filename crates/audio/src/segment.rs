@@ -20,8 +20,8 @@ pub(crate) struct FeatureWindow<'a> {
     pub(crate) index: u64,
     /// First row after the context, counted from the recording's first.
     pub(crate) start: u64,
-    /// Number of `window` rows that belong to the recording; the rest at the end is padding with
-    /// zeros.
+    /// Number of the window's rows that belong to the recording. The rows after them are padding
+    /// with zeros.
     pub(crate) real: usize,
     /// Context and window: `(context + window) * width` values, row-major.
     pub(crate) rows: &'a [f32],
@@ -32,7 +32,7 @@ pub(crate) struct FeatureWindow<'a> {
 pub(crate) struct Windows {
     spec: WindowSpec,
     width: usize,
-    /// Values from the next window's context on; begins with the zeros before the first row.
+    /// Values from the next window's context on. They begin with the zeros before the first row.
     held: Vec<f32>,
     /// Number of values to skip before the next window's context, if windows are far apart.
     skip: usize,

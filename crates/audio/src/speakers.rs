@@ -40,7 +40,7 @@ pub struct Speakers(Arc<SpeakerStore>);
 #[derive(Debug)]
 struct SpeakerStore {
     path: Option<PathBuf>,
-    /// Held during a change; readers do not wait for it.
+    /// Lock that a change holds. Readers do not wait for it.
     writing: Mutex<()>,
     document: RwLock<Arc<SpeakerFile>>,
 }

@@ -19,15 +19,15 @@ const FAULTS_MAX: usize = 1000;
 /// Format of written labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LabelFormat {
-    /// Aligned columns for people; times in minutes, seconds and milliseconds.
+    /// Aligned columns for people. Times are in minutes, seconds and milliseconds.
     Table,
-    /// One document: `format`, `file`, `labels`, `faults`, `summary`; times in seconds.
+    /// One document with `format`, `file`, `labels`, `faults` and `summary`. Times are in seconds.
     Json,
     /// Comma-separated values by RFC 4180, with a header: file, start, end, label, score.
     Csv,
     /// Subtitles.
     Srt,
-    /// SPEAKER lines by NIST; faults are comments.
+    /// SPEAKER lines as NIST defines them. Faults are comments.
     Rttm,
     /// A label track: start, end and label between tabs.
     Audacity,
@@ -57,7 +57,8 @@ pub struct LabelWriter<W: Write> {
 }
 
 impl<W: Write> LabelWriter<W> {
-    /// Writes the format's beginning; `file_name` names the recording in formats with such a field.
+    /// Writes the beginning of the format. `file_name` is the name of the recording in formats that
+    /// have such a field.
     ///
     /// # Errors
     /// Returns the errors of `out`.

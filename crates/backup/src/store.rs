@@ -27,7 +27,7 @@ const LISTS_AT_ONCE_MAX: usize = 16;
 /// Collection of which a store has objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StoredCollection {
-    /// Name of the collection; this server need not have it.
+    /// Name of the collection, which this server need not have.
     pub collection: String,
     /// Number of complete backups.
     pub backups: usize,
@@ -40,7 +40,7 @@ pub struct StoredCollection {
 /// Lists of a collection's backups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoredLists {
-    /// Lists, oldest first.
+    /// Readable lists, oldest first.
     pub lists: Vec<BackupList>,
     /// Backups whose lists are damaged or of a newer program, oldest first.
     pub unreadable: Vec<BackupProblem>,

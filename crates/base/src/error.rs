@@ -16,18 +16,18 @@ pub enum ErrorKind {
     TooLarge,
     /// No such model, version or route.
     NotFound,
-    /// A thing of this name exists already.
+    /// The name is in use already.
     AlreadyExists,
     /// The request is right but the state does not allow it (version not ready, policy forbids).
     FailedPrecondition,
     /// The caller may not do this.
     PermissionDenied,
-    /// A queue or budget is full; trying again later may help.
+    /// A queue or budget is full. A later retry may succeed.
     ResourceExhausted,
     /// A disk has no free space, or less than its reserve, or a file reached the limit of its size.
     /// An operator must free some, or raise the limit.
     StorageFull,
-    /// The server cannot answer now (starting, stopping); trying again may help.
+    /// The server cannot answer now, such as while it starts or stops. A retry may succeed.
     Unavailable,
     /// The deadline passed.
     DeadlineExceeded,

@@ -26,7 +26,7 @@ fn plain(word: &str) -> Option<Vec<char>> {
     (1..=WORD_CHARS_MAX).contains(&chars.len()).then(|| chars.iter().map(plain).collect())
 }
 
-/// Returns the edit distance of two words; a swap of two neighbours counts once.
+/// Returns the edit distance of two words. A swap of two neighbouring characters counts once.
 fn edit_distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();

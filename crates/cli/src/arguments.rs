@@ -115,7 +115,7 @@ pub(crate) fn parse() -> CommandResult<Arguments> {
 }
 
 /// Prints help, the version or a mistake, and ends the process. Returns an error if help or the
-/// version cannot be printed; a reader that closed the pipe is no error.
+/// version cannot be printed, except if the reader has closed the pipe.
 fn finish(error: &clap::Error) -> CommandError {
     match error.print() {
         Err(failed) if !error.use_stderr() && failed.kind() != ErrorKind::BrokenPipe => {

@@ -309,7 +309,8 @@ fn notes(index: &Value, name: &str) -> BTreeSet<String> {
     notes.map(|entry| text(entry, "reason")).filter(|note| !note.is_empty()).collect()
 }
 
-/// Returns the index's reason for a version, which includes errors of its model; else `otherwise`.
+/// Returns the index's reason for the state of a version, which includes errors of its model.
+/// Returns `otherwise` if there is none.
 fn reason(index: &Value, name: &str, version: &str, otherwise: String) -> String {
     let same = |entry: &&Value| text(entry, "name") == name && text(entry, "version") == version;
     let entry = index.as_array().into_iter().flatten().find(same);

@@ -6,8 +6,8 @@ use super::extraction_slots::{ExtractionPlace, ExtractionSlot};
 use super::state::ImageRootState;
 
 /// Takes a slot of a node whose name is not in `tried`. Prefers nodes that have not just failed,
-/// and of these the one with the fewest images. Waits while all are full; each image frees its slot
-/// within the time of background work. Returns `None` if there is no such node.
+/// and of these the one with the fewest images. Waits while all are full. Each image frees its slot
+/// within the time of background work. Returns `None` if there is no other node that extracts.
 pub(super) async fn take_slot(state: &ImageRootState, tried: &[String]) -> Option<ExtractionSlot> {
     loop {
         let places = places(&state.root, tried);

@@ -59,7 +59,7 @@ struct ShardRefusal {
 
 impl RefusedShards {
     /// Creates the state of a request without refusals. `timeout` is the time that the client
-    /// allows for an image; images do not wait longer than this.
+    /// allows for an image. Images do not wait longer.
     pub(super) fn new(timeout: Option<Duration>) -> RefusedShards {
         let wait_max = timeout.map_or(REFUSED_WAIT_MAX, |timeout| timeout.min(REFUSED_WAIT_MAX));
         let probe_pause_max = PROBE_PAUSE_MAX.min(wait_max).max(PROBE_PAUSE_MIN);

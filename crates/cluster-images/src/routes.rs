@@ -57,7 +57,7 @@ pub fn image_routes() -> Router<Arc<ImageRootState>> {
 }
 
 /// Answers a request with an image, an archive, or the name of a folder. If the client disconnects,
-/// the work stops at its next wait; work on an archive or a folder stops before its next image.
+/// the work stops at its next wait. Work on an archive or a folder stops before its next image.
 async fn put_images(call: ImageCall) -> Response {
     let answered = match call.media().as_str() {
         "application/zip" | "application/x-zip-compressed" => Box::pin(bulk::archive(call)).await,

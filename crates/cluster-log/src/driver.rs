@@ -390,7 +390,7 @@ async fn marked_floor(log: &ShardLog) -> base::Result<LogFloor> {
     Ok(floor)
 }
 
-/// Reads entries from `from` on; none if the log ends there.
+/// Reads entries from `from` on. Returns none if the log ends there.
 ///
 /// # Errors
 /// As [`ShardLog::read`] and [`ShardLog::check_end`].

@@ -32,7 +32,7 @@ pub enum FollowStep {
 /// Position in a log, from which a follower can continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FollowPosition {
-    /// Number of the entry to read next; all entries before it were applied.
+    /// Number of the entry to read next. All entries before it were applied.
     pub next: EntryNumber,
     /// Largest epoch of the entries before.
     pub epoch: Epoch,

@@ -16,7 +16,7 @@ pub enum WriterPhase {
     Starting,
     /// Owns the shard: appends entries and acknowledges them.
     Owning,
-    /// The ownership ended; waits for the entries in flight. New writes are refused.
+    /// The ownership ended. Waits for the entries in flight. New writes are refused.
     Draining,
     /// The ownership is lost, and the writer has ended.
     Lost,

@@ -121,7 +121,7 @@ impl RouteQuery {
 }
 
 /// Returns true if holders that lag behind may not answer. Qdrant's levels compare several
-/// replicas; a holder at the end of the log has at least what they promise.
+/// replicas. A holder at the end of the log gives at least the same guarantee.
 fn is_strong(value: &str) -> Result<bool> {
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
         return Ok(from_one("consistency", value)? > 1);

@@ -24,7 +24,7 @@ use super::shard_read::{
 use super::split::{self, IdsBody, RawMembers};
 
 /// Maximum values of a facet that one shard counts. Counts of the collection are exact only if
-/// every shard returns all of its values; otherwise the answer is partial.
+/// every shard returns all of its values. Otherwise the answer is partial.
 const FACET_VALUES_MAX: usize = 65_536;
 
 /// Longest time of the second read of points that a holder does not have. The read fails if the

@@ -106,7 +106,7 @@ impl RootQuery {
         self.mmr().is_some() || self.is_sample() || self.fused.is_some()
     }
 
-    /// Returns the order of the hits; for mmr, of the candidates.
+    /// Returns the order of the hits. For mmr, it is the order of the candidates.
     pub(super) fn order(&self, metric: Metric) -> HitOrder {
         match &self.request.query {
             Some(VectorQuery::OrderBy(order)) => HitOrder::Value { descending: order.descending },

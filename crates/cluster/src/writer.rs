@@ -106,7 +106,7 @@ pub enum WriterState {
     Checking,
     /// Owns the shard and writes.
     Owning,
-    /// The ownership ended; waits for requests in flight.
+    /// The ownership ended. Waits for requests in flight.
     Draining,
 }
 

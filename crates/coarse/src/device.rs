@@ -93,8 +93,8 @@ pub(super) fn upload(bytes: usize, rows: &Rows) -> Option<Arc<DeviceRows>> {
     gpu.upload(rows, RowPlacement::Auto).inspect_err(record_fallback).ok().map(Arc::new)
 }
 
-/// Offers the best rows of each query to its list. Returns false if the CPU has to rank; nothing
-/// was offered then.
+/// Offers the best rows of each query to its list. Returns false, without an offer, if the CPU has
+/// to rank.
 pub(super) fn rank(
     rows: &DeviceRows,
     queries: &Queries,

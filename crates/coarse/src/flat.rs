@@ -25,7 +25,7 @@ use crate::RowSet;
 const TILE_BYTES: usize = 256 * 1024;
 /// Maximum number of queries compared per tile.
 const QUERIES_MAX: usize = 16;
-/// Maximum bytes of rows stored as bfloat16; a query scans them in a tenth of a millisecond.
+/// Maximum bytes of rows stored as bfloat16. A query scans them in a tenth of a millisecond.
 const BFLOAT_BYTES_MAX: usize = 2 << 20;
 /// If a filter allows less than one row in this many, its rows are compared one by one.
 const ONE_BY_ONE: usize = 8;

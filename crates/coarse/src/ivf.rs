@@ -38,7 +38,7 @@ const CLUSTERS_MAX: usize = 1 << 17;
 const CENTRES_EXACT_MAX: usize = 64;
 /// Number of centres to prefetch ahead.
 const CENTRES_AHEAD: usize = 3;
-/// Cost of one row compared by its bytes, in rows compared by looked-up sums; measured.
+/// Measured cost of one row compared by its bytes. The unit is a row compared by looked-up sums.
 const BYTES_COST: usize = 12;
 
 /// Index with inverted lists and product quantisation.

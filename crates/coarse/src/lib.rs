@@ -322,7 +322,8 @@ pub trait Coarse: Send + Sync {
         true
     }
 
-    /// Returns the rows to compare exactly, best first; the first step of [`Coarse::search`].
+    /// Returns the rows to compare exactly, best first. This is the first step of
+    /// [`Coarse::search`].
     ///
     /// # Errors
     /// As [`Coarse::search`].
@@ -336,7 +337,7 @@ pub trait Coarse: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Compares [`Coarse::candidates`] exactly; the second step of [`Coarse::search`].
+    /// Compares [`Coarse::candidates`] exactly. This is the second step of [`Coarse::search`].
     ///
     /// # Errors
     /// As [`Coarse::search`].

@@ -310,7 +310,7 @@ impl PqCodes {
         scan(table, codes, terms, base, first_row, top, accept);
     }
 
-    /// Prefetches the first blocks of a list; the processor prefetches the rest itself.
+    /// Prefetches the first blocks of a list. The processor prefetches the others itself.
     #[inline]
     pub(crate) fn prefetch(&self, shape: PqShape, block: usize) {
         let codes = &self.blocks[(block * shape.block_bytes()).min(self.blocks.len())..];

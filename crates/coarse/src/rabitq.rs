@@ -49,8 +49,8 @@ pub(super) use store::is_codes;
 /// Bound of the rounding error of a cost, as a share of it; far above the real error. Some rows
 /// have no other error.
 const ROUNDING: f32 = 1e-5;
-/// Rows compared by four bits one by one, with their centres, in the time of one more list;
-/// measured.
+/// Measured number of rows that are compared by four bits one by one, with their centres, in the
+/// time of one more list.
 const ROWS_ONE_BY_ONE: usize = 2;
 
 /// Returns the number of bytes of one row's codes and factors.

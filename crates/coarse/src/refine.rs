@@ -68,7 +68,7 @@ impl ByteQuery {
     }
 
     /// Returns the highest byte cost of a row that can be nearer than one with the byte cost
-    /// `lower`. With `always`, no row exceeds the bounds; otherwise few rows do.
+    /// `lower`. With `always`, no row exceeds the bounds. Otherwise few rows do.
     pub(crate) fn highest_nearer(&self, lower: f32, always: bool) -> f32 {
         let error_bound = if always { self.error_bound } else { self.spread };
         if self.dot {
@@ -333,7 +333,7 @@ pub(crate) fn inverse_length(vector: &[f32]) -> f32 {
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// Scales a vector to length 1; a zero vector is unchanged.
+/// Scales a vector to length 1. Leaves a zero vector unchanged.
 pub(crate) fn normalise(vector: &mut [f32]) {
     let scale = inverse_length(vector);
     vector.iter_mut().for_each(|value| *value *= scale);

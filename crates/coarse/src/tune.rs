@@ -55,9 +55,10 @@ const WIDE_ROWS_MAX: usize = 1 << 20;
 const WIDE_REFINE: [usize; 2] = [160, 320];
 /// Recall at which the grid ends.
 const RECALL_ENOUGH: f32 = 0.995;
-/// Cost of a candidate compared by its bytes, in rows compared by looked-up sums; measured.
+/// Measured cost of a candidate compared by its bytes. The unit is a row compared by looked-up
+/// sums.
 const REFINE_COST: usize = 16;
-/// Cost of a cluster before its first row, in the same unit; measured.
+/// Measured cost of a cluster before its first row, in the same unit.
 pub(super) const PROBE_COST: usize = 40;
 
 /// Measured recall: the share of the `k` nearest rows that a search with these settings finds.

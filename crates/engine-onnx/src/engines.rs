@@ -16,7 +16,7 @@ use crate::{element, library};
 /// Name of this engine in manifests and metrics.
 const NAME: &str = "onnxruntime";
 
-/// ONNX Runtime, loaded. Cheap to clone; all clones share one library.
+/// ONNX Runtime, loaded. Clones are cheap and share one library.
 #[derive(Clone, Copy, Debug)]
 pub struct OnnxEngine {
     runtime: &'static Runtime,
@@ -87,7 +87,7 @@ fn one_at_a_time<T: Send + 'static>(
     })?
 }
 
-/// Returns the library of the process; loads the one at `path` if there is none.
+/// Returns the library of the process. Loads the library at `path` if the process has none.
 ///
 /// # Errors
 /// As [`OnnxEngine::open`].
@@ -123,8 +123,8 @@ impl Engine for OnnxEngine {
 }
 
 impl LazyOnnxEngine {
-    /// Returns the engine; loads nothing. Sets the library's environment variable, so call it while
-    /// the program starts. From the first model on, other threads may read variables in C.
+    /// Creates the engine. Loads no library. Sets the library's environment variable, so call it
+    /// while the program starts. From the first model on, other threads may read variables in C.
     pub fn new(search: LibrarySearch) -> LazyOnnxEngine {
         disable_telemetry();
         LazyOnnxEngine { search }

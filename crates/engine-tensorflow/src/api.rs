@@ -65,7 +65,7 @@ macro_rules! functions {
         pub(crate) struct Functions { $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
 
         impl Functions {
-            /// Finds all functions; `Err` names the first that is missing.
+            /// Finds all functions. `Err` has the name of the first missing function.
             ///
             /// # Safety
             /// `library` is a handle of `dlopen` that is never closed, and of a TensorFlow with
@@ -129,7 +129,7 @@ functions! {
     TF_DeleteBuffer(*mut RawBuffer);
 }
 
-/// The opened library; open until the process ends.
+/// The library, which stays open until the process ends.
 pub(crate) struct TensorFlowLibrary {
     /// Directory of the package.
     pub(crate) path: PathBuf,

@@ -147,8 +147,8 @@ impl DecodedGraph {
         reached
     }
 
-    /// Returns the variables among the nodes that `reached` marks, in the graph's order. Two nodes
-    /// may represent one variable; then both count as assigned to, because each has its own memory.
+    /// Returns the variables among the nodes that `reached` marks, in the graph's order. If two
+    /// nodes represent one variable, both count as assigned to, because each has its own memory.
     pub(crate) fn variables(&self, reached: &[bool]) -> VariableUses {
         let chosen = |at: &usize| reached[*at] && self.nodes[*at].op == VARIABLE;
         let consumers = consumers(&self.nodes, |at| reached[at]);
@@ -269,7 +269,7 @@ fn resource_name(node: &NodeDef) -> (String, String) {
     (text("container"), if shared.is_empty() { node.name.clone() } else { shared })
 }
 
-/// Lists the operations that must be placed where `node` is; they must exist.
+/// Lists the operations that must be placed where `node` is. They must exist.
 fn colocated(node: &NodeDef) -> impl Iterator<Item = &str> {
     let list = match node.attr.get("_class").and_then(|attr| attr.value.as_ref()) {
         Some(Value::List(list)) => &list.s[..],

@@ -78,7 +78,7 @@ impl TensorFlowEngine {
         find(search)
     }
 
-    /// Returns the library; opens it if this is the first call.
+    /// Returns the library. Opens it at the first call.
     ///
     /// # Errors
     /// `NotFound` if there is none. `FailedPrecondition` if it does not load, is too old, or if
@@ -105,7 +105,7 @@ impl TensorFlowEngine {
     }
 }
 
-/// Returns the library of the process; opens the one in `dir` if there is none.
+/// Returns the library of the process. Opens the library in `dir` if the process has none.
 ///
 /// # Errors
 /// As [`TensorFlowEngine::open`].

@@ -219,8 +219,8 @@ impl GraphChanges {
         stay
     }
 
-    /// Encodes the nodes that `reached` marks, with the changes; and the functions, with lookups
-    /// replaced.
+    /// Encodes the nodes that `reached` marks, with the changes. Encodes the functions with
+    /// replaced lookups.
     ///
     /// # Errors
     /// `DataLoss` if the functions are damaged.

@@ -34,7 +34,7 @@ impl Drop for TfTensor {
     }
 }
 
-/// Bytes of a parameter; hold the region.
+/// Bytes of a parameter. They keep the region alive.
 struct BoundBytes(BoundTensor);
 
 impl AsRef<[u8]> for BoundBytes {
@@ -97,7 +97,7 @@ impl TfTensor {
     }
 
     /// Makes a tensor over `tensor`'s elements. TensorFlow copies elements that do not have its
-    /// alignment; strings are copied here.
+    /// alignment. Strings are copied here.
     ///
     /// # Errors
     /// `InvalidArgument` for a type that TensorFlow does not have, for a bool that is neither 0 nor

@@ -13,7 +13,7 @@ use crate::fault;
 pub(crate) const REMEDY: &str = "run `make torch` in a checkout, or `pip install --upgrade millpond-torch`, or give \
                                  --libtorch PATH";
 
-/// Number of the interface declared below; raised together with the header's.
+/// Number of the interface declared below. The header has the same number.
 const ABI: i32 = 1;
 
 const OK: i32 = 0;
@@ -141,7 +141,7 @@ functions! {
     mpt_builder_drop(*mut RawBuilder);
 }
 
-/// The opened shim; open until the process ends.
+/// The shim, which stays open until the process ends.
 pub(crate) struct ShimLibrary {
     pub(crate) path: PathBuf,
     pub(crate) version: String,

@@ -353,7 +353,7 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecor
 }
 
 /// Reads for LibTorch, which calls this function. `context` is a [`TorchArchive`]. Returns 0 on
-/// failure; the archive keeps the reason.
+/// failure, and the archive keeps the reason.
 ///
 /// # Safety
 /// `context` points to an archive that is not used elsewhere during the call, and `buffer` to

@@ -67,7 +67,7 @@ pub struct TorchEngine {
 }
 
 impl TorchEngine {
-    /// Returns the engine; opens nothing.
+    /// Creates the engine. Opens no library.
     pub fn new(search: LibrarySearch) -> TorchEngine {
         TorchEngine { search }
     }
@@ -85,7 +85,7 @@ impl TorchEngine {
         LIBRARY.get().map(|library| library.path.clone())
     }
 
-    /// Returns the library; opens it if this is the first call.
+    /// Returns the library. Opens it at the first call.
     ///
     /// # Errors
     /// `NotFound` if there is none. `FailedPrecondition` if it does not load, has another
@@ -112,7 +112,7 @@ impl TorchEngine {
     }
 }
 
-/// Returns the library of the process; opens the one at `path` if there is none.
+/// Returns the library of the process. Opens the library at `path` if the process has none.
 ///
 /// # Errors
 /// As [`TorchEngine::open`].

@@ -61,8 +61,8 @@ pub struct GrowingAxis {
 /// Condition for two shapes to share a batch, and sizes to which a shape is always rounded up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PadRule {
-    /// True if shapes that differ may be merged; otherwise only shapes that are equal after
-    /// rounding.
+    /// True if requests with different shapes may be merged. Otherwise their shapes must be equal
+    /// after rounding.
     pub merge: bool,
     /// Sizes to round up to, ascending.
     pub buckets: Vec<usize>,

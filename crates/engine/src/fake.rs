@@ -141,7 +141,7 @@ impl FakeEngine {
     }
 }
 
-/// Decrements `left`; returns false at 0.
+/// Decrements `left`. Returns false if it is 0 already.
 fn take_one(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok()
 }

@@ -230,8 +230,8 @@ pub struct LoadRequest {
     pub model: Arc<str>,
     /// Graph file in the engine's own format.
     pub graph: PathBuf,
-    /// Parameters that the graph names but does not contain. Empty if the graph embeds them; then
-    /// the engine allocates them itself.
+    /// Parameters that the graph names but does not contain. Empty if the graph embeds them and the
+    /// engine allocates them itself.
     pub parameters: Vec<BoundTensor>,
     /// Memory for the parameters of an engine with [`ParameterUse::Allocated`]. Without it, the
     /// engine uses its own allocator.
@@ -273,7 +273,7 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
-    /// Opens a model. Called on a loader thread; may take seconds.
+    /// Opens a model, which may take seconds. Called on a loader thread.
     ///
     /// # Errors
     /// `InvalidArgument` or `DataLoss` if the model is wrong or damaged, `Internal` if the engine
@@ -361,8 +361,8 @@ pub trait Session: Send + Sync {
     }
 
     /// Runs once on the calling thread. The caller has checked `inputs` with
-    /// [`Signature::check_inputs`]. `outputs` names the requested outputs in order; empty requests
-    /// all in the signature's order.
+    /// [`Signature::check_inputs`]. `outputs` names the requested outputs in order. If it is empty,
+    /// all outputs are returned in the signature's order.
     ///
     /// # Errors
     /// `InvalidArgument` if the engine refuses the values (such as an index out of range),

@@ -203,7 +203,7 @@ impl ScheduleFile {
         }
     }
 
-    /// Returns the file that turns the defaults into `options`; omits defaults.
+    /// Returns the file that turns the defaults into `options`. Omits defaults.
     pub fn from_options(options: &ScheduleOptions) -> ScheduleFile {
         let default = ScheduleOptions::default();
         let priorities = || options.priorities.iter().map(PriorityText::from).collect();

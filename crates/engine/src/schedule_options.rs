@@ -65,8 +65,8 @@ pub struct ScheduleOptions {
     /// True to merge requests although sizes of outputs depend on values of the inputs. An answer
     /// then has the padding of its batch.
     pub data_dependent_shapes: bool,
-    /// Maximum queued requests of this model; a request of several batches counts as many.
-    /// Requests of lower priority than the new one do not count. `None` uses the server's bound.
+    /// Maximum queued requests of this model. A request of several batches counts as many. Requests
+    /// of lower priority than the new one do not count. `None` uses the server's bound.
     pub queue_max: Option<usize>,
     /// Deadline of a request that has none; `None` uses the server's.
     pub timeout: Option<Duration>,
@@ -98,7 +98,7 @@ pub struct PadOptions {
     pub axes: Vec<usize>,
     /// Value of padded elements.
     pub value: f64,
-    /// Sizes that these axes are always rounded up to, ascending; larger sizes stay as they are.
+    /// Sizes that these axes are always rounded up to, ascending. Larger sizes stay as they are.
     /// The rounding does not depend on batch-mates.
     pub buckets: Vec<usize>,
     /// Share of the padded shape that a request must exceed (the similarity a/M of the merge rule;

@@ -403,7 +403,7 @@ impl Servable {
         self.session.fork()
     }
 
-    /// Returns its inputs and outputs; inputs that the server fills are optional.
+    /// Returns the model's inputs and outputs. Inputs that the server fills are optional.
     pub fn signature(&self) -> &Signature {
         &self.signature
     }

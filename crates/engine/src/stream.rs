@@ -25,7 +25,7 @@ pub(crate) struct StreamSession {
 }
 
 enum Runner {
-    /// A fork with its own state; dropped before the version whose parameters it uses.
+    /// A fork with its own state. It is dropped before the version whose parameters it uses.
     Own { session: Box<dyn Session>, _origin: Arc<Servable> },
     /// The version itself.
     Shared(Arc<Servable>),
@@ -169,7 +169,7 @@ fn item_of(input: &NamedTensor, index: usize, rows: usize, lanes: usize) -> Resu
     Ok(NamedTensor { name: input.name.clone(), tensor })
 }
 
-/// Joins the items' outputs along axis 0; an output without axes gets one.
+/// Joins the items' outputs along axis 0. An output without axes gets one axis.
 fn join(answers: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>> {
     let Some(first) = answers.first() else { return Ok(Vec::new()) };
     let differ = || Error::internal("a stream's items have outputs of different types or shapes");

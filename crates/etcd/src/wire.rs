@@ -112,8 +112,8 @@ pub(super) fn encoded(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Builds a transaction that carries out `operation` if the key's revision of creation is
-/// `revision`; 0 is the revision of an absent key.
+/// Builds a transaction that carries out `operation` if the key was created at `revision`. An
+/// absent key has the revision 0.
 pub(super) fn if_created(key: &str, revision: i64, operation: Value) -> Value {
     json!({
         "compare": [{

@@ -83,7 +83,7 @@ pub struct DeviceRows {
     coding: Coding,
     dims: usize,
     rows: usize,
-    /// Bytes of the codes; returned after the codes are freed.
+    /// Reservation of the bytes of the codes. It ends after the codes are freed.
     reservation: RowReservation,
     queue: SearchQueue,
 }

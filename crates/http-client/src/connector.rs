@@ -16,7 +16,7 @@ use tower::Service;
 
 use crate::tls::ClientTls;
 
-/// Timeout of a connect. An address without a machine does not refuse connections; it does not
+/// Timeout of a connect. An address without a machine does not refuse a connection, but gives no
 /// answer at all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of a connect with the handshake of TLS. A busy server answers late.

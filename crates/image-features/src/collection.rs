@@ -41,7 +41,7 @@ pub struct CollectionSpec {
     pub kind: Option<ImageKind>,
     /// Name of the model; any if `None`.
     pub model: Option<String>,
-    /// Minimum quality of a fingerprint, 0 to 100; a worse one is refused.
+    /// Minimum quality of a fingerprint, 0 to 100. Worse fingerprints are refused.
     pub quality_min: u8,
 }
 

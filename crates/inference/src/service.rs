@@ -131,7 +131,7 @@ impl InferenceService {
         &self.stats
     }
 
-    /// Returns the version with a number or a label; without either, the model's default.
+    /// Returns the version with a number or a label. Without either, returns the model's default.
     ///
     /// # Errors
     /// `NotFound` or `Unavailable`, from the catalog.

@@ -169,7 +169,7 @@ fn encode_reply<T>(outcome: &Result<T>, write: impl FnOnce(&mut MessageWriter, &
     writer.into_frame()
 }
 
-/// Reads an answer. The outer error means a damaged message; the inner one is the engine's.
+/// Reads an answer. The outer error means a damaged message, and the inner error is the engine's.
 fn decode_reply<T>(
     body: Bytes,
     read: impl FnOnce(&mut MessageReader) -> Result<T>,

@@ -182,7 +182,7 @@ fn open(
     opened.unwrap_or_else(|_| Err(Error::internal("the load panicked"))).map(Arc::from)
 }
 
-/// Reads the parameters of a published version; a graph without a manifest beside it has none.
+/// Reads the parameters of a published version. A graph without a manifest beside it has none.
 fn parameters(graph: &Path, memory: &WorkerMemory, stop: &AtomicBool) -> Result<Vec<BoundTensor>> {
     let Some(dir) = graph.parent().filter(|dir| dir.join(MANIFEST_NAME).is_file()) else {
         return Ok(Vec::new());

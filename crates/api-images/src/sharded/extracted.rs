@@ -300,7 +300,7 @@ impl ImagesState {
         self.uploads.claim(id).await
     }
 
-    /// Writes an original; durable once this returns.
+    /// Writes an original, which is durable when this returns.
     ///
     /// # Errors
     /// Returns the errors of the store of originals.

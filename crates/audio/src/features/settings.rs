@@ -49,7 +49,8 @@ pub struct MelSettings {
     pub scale: f32,
     /// Length of the transform in samples.
     pub fft: usize,
-    /// Length of the Hann window in samples, at most `fft`; it lies in the transform's middle.
+    /// Length of the Hann window in samples, at most `fft`. The window lies in the middle of the
+    /// transform.
     pub window: usize,
     /// Number of samples from one row to the next.
     pub hop: usize,
@@ -65,7 +66,7 @@ pub struct MelSettings {
     pub norm: Norm,
     /// Power of the magnitude: 1 or 2.
     pub power: f64,
-    /// True if a row is centred on its time; otherwise it begins there.
+    /// True if a row is centred on its time. Otherwise the row begins there.
     pub center: bool,
     /// Padding outside the signal for centred rows.
     pub pad: Pad,

@@ -52,7 +52,7 @@ impl RunGroup {
 }
 
 /// Returns the values of a run: `count` times one window of each of `lanes` lanes, `each` values
-/// per window. Piece `p` has lane `p % lanes`; a lane without a window has zeros.
+/// per window. Piece `p` has lane `p % lanes`. A lane without a window has zeros.
 pub(super) fn side_by_side(
     chunks: &[(u64, RunChunk)],
     lanes: usize,

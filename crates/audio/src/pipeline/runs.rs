@@ -101,7 +101,7 @@ impl ModelRuns {
         })
     }
 
-    /// Adds the next window; blocks while enough runs are in flight.
+    /// Adds the next window. Blocks while enough runs are in flight.
     ///
     /// # Errors
     /// `Cancelled`; the last run's error if too many failed; the errors of `deliver`.
@@ -193,7 +193,7 @@ impl ModelRuns {
         self.next += 1;
     }
 
-    /// Runs the remaining windows; no more will come.
+    /// Runs the remaining windows. Call it after the last window.
     ///
     /// # Errors
     /// As for [`ModelRuns::push`]; the last run's error if none succeeded.

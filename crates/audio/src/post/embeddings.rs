@@ -28,7 +28,8 @@ pub(super) struct SpeakerLabeller {
 }
 
 impl SpeakerLabeller {
-    /// Matches against `speakers`, if given; labels carry embeddings if `embeddings` is true.
+    /// Creates the labeller. It compares windows with `speakers` if they are given. Labels carry
+    /// embeddings if `embeddings` is true.
     pub(super) fn new(
         recogniser: &Recogniser,
         embeddings: bool,
@@ -48,7 +49,7 @@ impl SpeakerLabeller {
         }
     }
 
-    /// Adds a window; a missing one before it ends the open label. A last window with too much
+    /// Adds a window. A missing window before it ends the open label. A last window with too much
     /// padding changes nothing.
     pub(super) fn add_window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         if self.next < frames.window {
@@ -69,7 +70,7 @@ impl SpeakerLabeller {
     }
 
     /// Returns the time in seconds from which a window counts. A window covers the hop at its
-    /// middle; the first window also covers everything before it.
+    /// middle. The first window also covers everything before it.
     fn start(&self, window: u64) -> f64 {
         if window == 0 {
             0.0
@@ -106,7 +107,7 @@ impl SpeakerLabeller {
     }
 }
 
-/// Returns true if enough of a window's `rows` belong to the recording; the first window always
+/// Returns true if enough of a window's `rows` belong to the recording. The first window always
 /// counts.
 fn covered(frames: &WindowScores<'_>, rule: &EmbeddingSettings, rows: usize) -> bool {
     frames.window == 0 || frames.real as f64 >= f64::from(rule.min_coverage) * rows as f64

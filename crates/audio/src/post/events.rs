@@ -36,7 +36,7 @@ impl EventLabeller {
         }
     }
 
-    /// Adds a window; missing ones before it are silence.
+    /// Adds a window. Missing windows before it count as silence.
     pub(super) fn add_window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         self.silence_until(frames.window, out);
         self.next = frames.window + 1;

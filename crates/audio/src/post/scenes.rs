@@ -23,7 +23,7 @@ impl SceneLabeller {
         SceneLabeller { rule, grid, names, tracks: LabelMerger::default(), next: 0 }
     }
 
-    /// Adds a window; a missing one before it ends all open labels.
+    /// Adds a window. A missing window before it ends all open labels.
     pub(super) fn add_window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         if self.next < frames.window {
             self.tracks.interrupt(out);
@@ -41,7 +41,7 @@ impl SceneLabeller {
         }
     }
 
-    /// Returns the start of a frame in seconds; the first one starts with the recording.
+    /// Returns the start of a frame in seconds. The first frame starts with the recording.
     fn start(&self, frame: u64) -> f64 {
         if frame == 0 { 0.0 } else { self.grid.seconds(self.grid.start(frame)) }
     }

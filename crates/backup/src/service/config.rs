@@ -38,7 +38,7 @@ pub struct BackupConfig {
     pub rate: Rate,
     /// Interval of the backups of all collections; `None` makes none.
     pub every: Option<Duration>,
-    /// Backups that stay after a backup of the schedule; without a rule all stay.
+    /// Backups that stay after a backup of the schedule. Without a rule, all backups stay.
     pub keep: RetentionPolicy,
     /// Time for which an object that no list names is kept.
     pub grace: Duration,

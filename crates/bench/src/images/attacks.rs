@@ -68,7 +68,7 @@ impl Attack {
         (Attack::Screen, "screen", 3),
     ];
 
-    /// Returns the indexes in [`Attack::ALL`] of these names; of all if there is none.
+    /// Returns the indexes of `names` in [`Attack::ALL`], or all indexes if `names` is empty.
     ///
     /// # Errors
     /// `InvalidArgument` for an unknown name.
@@ -201,7 +201,7 @@ fn rotate(image: &Image, variant: usize) -> Image {
     })
 }
 
-/// Interpolates linearly between pixels; black outside.
+/// Interpolates linearly between pixels. Returns black outside the image.
 pub(super) fn between(image: &Image, x: f64, y: f64) -> [u8; 3] {
     let inside = |at: f64, side: u32| at > -0.5 && at < f64::from(side) - 0.5;
     if !inside(x, image.width) || !inside(y, image.height) {

@@ -22,7 +22,7 @@ pub(super) struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Watches process `pid`; moments count from `start`.
+    /// Watches the memory of the process `pid`. Times count from `start`.
     ///
     /// # Errors
     /// If no thread can be started.

@@ -20,11 +20,11 @@ const OPSET: i64 = 18;
 const SEED: u64 = 71;
 /// Seed of the parameters of the version that drifts.
 const OTHER_SEED: u64 = 72;
-/// Requests; one of them makes the failing version fail.
+/// Number of requests. One of them makes the failing version fail.
 pub(super) const REQUESTS: u64 = 100;
-/// First input of that request.
+/// First input of the request that makes the failing version fail.
 const POISON: f32 = 5.0;
-/// Additional layers whose time is measured.
+/// Layers added to the model to measure the time of one layer.
 const PROBE_LAYERS: usize = 32;
 const LAYERS_MAX: usize = 20_000;
 /// Number of runs of a measurement.
@@ -38,7 +38,7 @@ pub(super) enum VersionKind {
     Slow(usize),
     /// The same answers, except to one of [`REQUESTS`], which fails.
     Failing,
-    /// Other parameters.
+    /// Other parameters, so its answers differ.
     Drifting,
 }
 

@@ -194,7 +194,8 @@ mod tests {
         SoakReport::new(&args, &swapped, NoiseWatch::start().context(None))
     }
 
-    /// One swap in ten is disturbed; the first 50 swaps fill caches.
+    /// Returns the trace of a swap. One swap in ten is disturbed, and the first 50 swaps fill
+    /// caches.
     fn trace(index: usize, leak_mb: f64) -> SwapTrace {
         let spike = if index.is_multiple_of(10) { 500.0 } else { 0.0 };
         let filling = (index.min(50) * 2) as f64;

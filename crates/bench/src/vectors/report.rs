@@ -37,7 +37,7 @@ pub(super) struct VectorsReport {
     /// Variants of other engines whose sweep reached its time limit. A further setting may have a
     /// higher recall.
     sweeps_cut_short: BTreeMap<String, Vec<String>>,
-    /// Passes over our settings; the figures are their medians.
+    /// Passes over our settings. The figures are medians of the passes.
     passes: usize,
     /// Reason why no other engines were run.
     peers_absent: Option<String>,

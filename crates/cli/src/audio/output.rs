@@ -82,7 +82,7 @@ impl LabelTarget {
         }
     }
 
-    /// Truncates a regular file; other files (a pipe, a terminal) hold nothing.
+    /// Truncates a regular file. Other files, such as a pipe or a terminal, hold nothing.
     fn clear(&self) -> std::io::Result<()> {
         match self {
             LabelTarget::File(file) if file.metadata()?.is_file() => file.set_len(0),
@@ -198,7 +198,7 @@ impl LabelOutput {
 }
 
 impl FileLabels<'_> {
-    /// Writes a label or a fault; ignores other events.
+    /// Writes a label or a fault. Ignores other events.
     ///
     /// # Errors
     /// Returns an error if writing fails.

@@ -159,7 +159,7 @@ pub(crate) fn recognise_file(
     Ok(done)
 }
 
-/// Ends the output of a recording; an error becomes its last fault.
+/// Ends the output of a recording. An error becomes its last fault.
 fn finish(mut part: FileLabels<'_>, seen: &AudioSummary, error: Option<&str>) -> CommandResult {
     if let Some(error) = error {
         part.event(&PipelineEvent::Fault(Fault { at: seen.seconds, what: error.to_owned() }))?;

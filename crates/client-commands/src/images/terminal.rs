@@ -67,7 +67,7 @@ pub(super) fn show(bytes: &[u8], terminal: Terminal) -> Option<String> {
     Some(if terminal == Terminal::Kitty { kitty(&image) } else { blocks(&image) })
 }
 
-/// Encodes kitty's sequences. The first has the size; `m=0` marks the last.
+/// Encodes kitty's sequences. The first sequence has the size, and `m=0` marks the last one.
 fn kitty(image: &image::RgbImage) -> String {
     let text = STANDARD.encode(image.as_raw());
     let chunks: Vec<&[u8]> = text.as_bytes().chunks(KITTY_CHUNK).collect();

@@ -84,7 +84,7 @@ pub(super) struct EntryHints {
     pending: Arc<PendingHints>,
 }
 
-/// Entries that are not announced yet; bounded by the number of shards.
+/// Entries that are not announced yet, at most one for each shard.
 #[derive(Default)]
 struct PendingHints {
     shards: Mutex<BTreeMap<ShardKey, PendingShard>>,

@@ -165,7 +165,8 @@ fn merge(into: &mut Vec<BucketCount>, other: &[BucketCount]) {
     }
 }
 
-/// Appends a number in groups of 7 bits, lowest first; the top bit says that another follows.
+/// Appends a number in groups of 7 bits, lowest first. The top bit of a byte says that another byte
+/// follows.
 fn push_number(bytes: &mut Vec<u8>, mut value: u32) {
     while value >= 0x80 {
         bytes.push((value & 0x7f) as u8 | 0x80);

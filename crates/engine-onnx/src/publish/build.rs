@@ -238,7 +238,7 @@ impl ModelBuilder {
     }
 
     /// Writes the model with `parameters` embedded as raw bytes, streaming. Calls `fill` once for
-    /// each parameter, in order; it writes the bytes in chunks of any size. Returns the file's
+    /// each parameter, in order. `fill` writes the bytes in chunks of any size. Returns the file's
     /// length. ONNX Runtime copies parameters in this form into its own heap.
     ///
     /// # Errors

@@ -9,7 +9,8 @@ use super::schema::{attribute, node};
 use super::tensor::NAME_BYTES_MAX;
 use super::wire::Walker;
 
-/// Maximum bytes of an operator's or attribute's name that are read; no name of interest is longer.
+/// Maximum bytes of the name of an operator or attribute that is read. No name of interest is
+/// longer.
 const WORD_BYTES_MAX: u64 = 64;
 
 /// A `Constant` with a tensor as its value.

@@ -42,7 +42,8 @@ pub fn layout_writer(dir: &Path, options: WriteOptions) -> Result<LayoutWriter> 
     LayoutWriter::create(dir, names, options)
 }
 
-/// Minimum bytes of an initialiser that moves to the weights file; smaller ones stay in the graph.
+/// Minimum bytes of an initialiser that moves to the weights file. Smaller initialisers stay in the
+/// graph.
 pub(crate) const EXTERNALISE_MIN: u64 = 4096;
 
 /// Contents of a source according to its headers.

@@ -103,7 +103,7 @@ pub(crate) fn without_effect(bundle: &pb::SessionBundleConfig) -> Vec<String> {
     notes
 }
 
-/// Threads of a run that a session's settings request; 0 leaves the choice to the server.
+/// Threads of a run that a session's settings request. 0 leaves the choice to the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SessionThreads {
     pub(crate) intra_op: i64,

@@ -161,7 +161,7 @@ enum TargetEngine {
 }
 
 /// Returns the backend or platform of a model. If its configuration names none, returns that of the
-/// model file, as Triton does; empty if no file is known.
+/// model file, as Triton does. Returns an empty text if no file is known.
 fn backend_name<'a>(config: &'a pb::ModelConfig, dir: &Path) -> &'a str {
     if !config.backend.is_empty() {
         return &config.backend;

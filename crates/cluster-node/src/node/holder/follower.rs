@@ -38,7 +38,8 @@ pub(super) struct ShardFollower {
     pub(super) log: ShardLog,
     pub(super) state: Arc<HolderState>,
     pub(super) snapshots: SnapshotState,
-    /// Task that replaces a damaged local collection; at most one. Dropping the follower ends it.
+    /// Task that replaces a damaged local collection. There is at most one, and dropping the
+    /// follower ends it.
     pub(super) replacement: JoinSet<Result<()>>,
     /// End of the last try to replace a damaged local collection.
     pub(super) replaced: Option<Instant>,
