@@ -26,7 +26,7 @@ pub struct ServedModel {
     servable: Arc<Servable>,
     /// True if runs go to a stream, whose carried inputs are not in the signature.
     streams: bool,
-    /// Set once the results are not wanted.
+    /// Flag that is set once the results are not wanted.
     stop: Arc<AtomicBool>,
     /// Account to which the runs are charged.
     account: Option<Arc<CpuAccount>>,

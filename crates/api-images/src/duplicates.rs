@@ -46,7 +46,7 @@ struct DuplicateJob {
     /// Progress until the job's own is published, because the file may still have the progress of
     /// an earlier job.
     begun: Value,
-    /// Set by the thread at its end.
+    /// Outcome of the job, set by its thread at the end.
     ended: Arc<Mutex<Option<Result<()>>>>,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct IngestJob {
     pub(crate) services: Arc<ImageServices>,
     pub(crate) wanted: CollectionSpec,
     pub(crate) runtime: Handle,
-    /// Set once the remaining images are not wanted.
+    /// Flag that is set once the remaining images are not wanted.
     pub(crate) stop: Arc<AtomicBool>,
 }
 

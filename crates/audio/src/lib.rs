@@ -134,7 +134,8 @@ pub trait AudioModel: Send + Sync {
     /// batch axis. One run at a time.
     ///
     /// # Errors
-    /// If the model has no such input or output, or cannot have a state of its own.
+    /// Returns an error if the model has no such input or output, or cannot have a state of its
+    /// own.
     fn stream(&self, carried: Vec<CarriedInput>, lanes: usize) -> Result<Arc<dyn AudioModel>>;
 }
 

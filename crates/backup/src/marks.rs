@@ -136,8 +136,8 @@ impl<'a> Mark<'a> {
         ))
     }
 
-    /// Writes the list of a backup. Other programs have seen the mark of the backup until then, so
-    /// its objects are there.
+    /// Writes the list of a backup. Other programs saw the mark of the backup until then, so none
+    /// of them has removed its objects.
     ///
     /// # Errors
     /// As [`Mark::check`]; the backup is not listed then.

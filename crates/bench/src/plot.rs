@@ -35,7 +35,7 @@ const FONT: &str = "sans-serif";
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub(crate) name: String,
-    /// In ascending order of x.
+    /// Points in ascending order of x.
     pub(crate) points: Vec<(f64, f64)>,
 }
 

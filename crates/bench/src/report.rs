@@ -49,7 +49,7 @@ pub(crate) trait BenchReport: Serialize {
     /// stages. Writes nothing to a pipe or a device, whose reader expects one report.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// Returns an error if the file cannot be written.
     fn write_unfinished(&self, json: Option<&Path>) -> Result<()> {
         let Some(path) = json else { return Ok(()) };
         let is_stream = std::fs::metadata(path).is_ok_and(|found| !found.is_file());
@@ -69,7 +69,7 @@ pub(crate) trait BenchReport: Serialize {
 /// Reads a value from a JSON file.
 ///
 /// # Errors
-/// If the file cannot be read, or is not such a value.
+/// Returns an error if the file cannot be read, or is not such a value.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
     serde_json::from_slice(&bytes)

@@ -189,7 +189,7 @@ struct BegunImage {
 /// The images of one request.
 struct ClusterImages {
     upload: BulkUpload,
-    /// Set once the remaining images are not wanted.
+    /// Flag that is set once the remaining images are not wanted.
     stop: Arc<AtomicBool>,
     refused: RefusedShards,
     repeats: Arc<ImageRepeats>,

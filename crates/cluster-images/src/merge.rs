@@ -136,7 +136,7 @@ impl MergedImageHit<'_> {
 /// The best hits of all shards.
 #[derive(Debug, Default)]
 pub(super) struct MergedImageHits<'a> {
-    /// Best first.
+    /// Hits, best first.
     pub(super) hits: Vec<MergedImageHit<'a>>,
     /// Number of images that were compared.
     pub(super) compared: u64,

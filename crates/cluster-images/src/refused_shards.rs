@@ -41,7 +41,7 @@ pub(super) enum RefusedStep {
 pub(super) struct RefusedShards {
     wait_max: Duration,
     probe_pause_max: Duration,
-    /// One for each shard that refuses images, so at most the shards of the collection.
+    /// Refusals, one for each shard of the collection that refuses images.
     refusals: Mutex<BTreeMap<ShardKey, ShardRefusal>>,
 }
 

@@ -124,6 +124,7 @@ impl WriterDriver {
         }
     }
 
+    /// Takes the signal of the handles: the ownership expired, or no handle is left.
     fn handle_signal(&mut self) {
         match self.shared.queue.signal() {
             QueueSignal::Open => {}

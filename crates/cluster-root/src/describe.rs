@@ -37,7 +37,7 @@ pub(super) async fn describe(context: RootContext, _: Bytes) -> Result<RootAnswe
 
 /// Declared indexes of a collection.
 struct DescribedIndexes {
-    /// Each with the number of points that have a value of the field.
+    /// Payload fields, each with the number of points that have a value of it.
     fields: Map<String, Value>,
     /// Error of the first count that failed.
     error: Option<String>,

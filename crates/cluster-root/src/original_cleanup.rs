@@ -87,7 +87,7 @@ pub struct OriginalCleanup {
     times: CleanupTimes,
     /// Part of the last pass.
     last: Option<OriginalsPart>,
-    /// By the key of the original. At most [`CANDIDATES_MAX`].
+    /// Candidates by the key of the original. At most [`CANDIDATES_MAX`].
     candidates: BTreeMap<String, CleanupCandidate>,
 }
 

@@ -42,7 +42,7 @@ pub fn ids_by_shard(ids: &[PointId], shards: u32) -> Result<BTreeMap<u32, Vec<Po
     Ok(split)
 }
 
-/// Reads the members of a body that was read by its type already.
+/// Returns the text of each member of a body that was already parsed and checked as its type.
 ///
 /// # Errors
 /// `InvalidArgument` if it is not an object.
@@ -50,7 +50,7 @@ pub fn members(body: &[u8]) -> Result<RawMembers> {
     parse(body)
 }
 
-/// Parses the texts of a body that was read by its type already.
+/// Parses a body that was already checked as another type, to get the texts of its parts.
 ///
 /// # Errors
 /// `InvalidArgument` if it is not such JSON.

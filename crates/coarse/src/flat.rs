@@ -277,6 +277,7 @@ impl FlatIndex {
         if self.metric == Metric::L2 { self.squares[row] - 2.0 * product } else { -product }
     }
 
+    /// Offers the allowed rows to the lists of the best rows of all prepared queries.
     fn rank(&self, rows: std::ops::Range<usize>, allow: Option<&RowSet>, work: &mut FlatScratch) {
         self.products(rows.clone(), work);
         for (products, top) in work.products.chunks_exact(rows.len()).zip(&mut work.tops) {

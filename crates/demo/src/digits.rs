@@ -29,7 +29,7 @@ const RIGHT_MIN: usize = 345;
 /// Writes the model to `path`.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// Returns an error if the file cannot be written.
 pub(super) fn write(path: &Path) -> Result<()> {
     std::fs::write(path, ONNX).map_err(|e| Error::io(path, &e))
 }
@@ -81,7 +81,8 @@ pub(super) struct DigitsReport {
 /// Asks the served model for all held-out images.
 ///
 /// # Errors
-/// If an answer does not fit the model's signature, or too few images are read correctly.
+/// Returns an error if an answer does not fit the model's signature, or too few images are read
+/// correctly.
 pub(super) fn check(caller: &mut GrpcCaller) -> Result<DigitsReport> {
     let records: Vec<&[u8]> = HELD_OUT.chunks_exact(RECORD).collect();
     let pixels: Vec<f32> =

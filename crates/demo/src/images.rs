@@ -66,7 +66,7 @@ impl<'a> IndexedGallery<'a> {
     /// Puts every image into the collection. Returns a line for people.
     ///
     /// # Errors
-    /// If the server refuses an image.
+    /// Returns an error if the server refuses an image.
     pub(super) fn index(
         gallery: &'a ImageModelFiles,
         base: String,
@@ -97,7 +97,7 @@ impl<'a> IndexedGallery<'a> {
     /// Searches with each changed copy. Returns a line for each.
     ///
     /// # Errors
-    /// If a copy does not find its original.
+    /// Returns an error if a copy does not find its original.
     pub(super) fn find(&self) -> Result<Vec<String>> {
         self.gallery.changed.iter().map(|copy| self.find_one(copy)).collect()
     }

@@ -119,8 +119,8 @@ pub struct DemoArgs {
 /// Runs the demo. `time` is its length if `--seconds` is not given.
 ///
 /// # Errors
-/// If something it needs is missing, or at its end if any request failed, any answer was wrong or a
-/// swap did not happen.
+/// Returns an error if a file or a library is missing. Also at the end, if a request failed, an
+/// answer was wrong or a swap did not happen.
 pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()> {
     let time = check_times(args, time)?;
     if let Some(dir) = &args.export {
@@ -348,7 +348,7 @@ impl<'a> ModelChecks<'a> {
     /// Returns the models' answers as lines.
     ///
     /// # Errors
-    /// If an answer is wrong.
+    /// Returns an error if an answer is wrong.
     fn run(&self, caller: &mut GrpcCaller) -> Result<Vec<String>> {
         let mut lines = vec![digits::check(caller)?.summary];
         if let Some(pretrained) = &self.pretrained {
@@ -380,7 +380,7 @@ impl<'a> PretrainedChecks<'a> {
     /// Returns the models' answers, a line each.
     ///
     /// # Errors
-    /// If an answer is wrong.
+    /// Returns an error if an answer is wrong.
     fn run(&self, caller: &mut GrpcCaller) -> Result<Vec<String>> {
         let read = text::read(caller, TEXT_MODEL, &self.assets.join("text.png"), &self.characters)?;
         if read != self.text {

@@ -104,7 +104,7 @@ pub fn lines(assets: &Path) -> Result<OcrLines> {
 /// space.
 ///
 /// # Errors
-/// If the model cannot be opened or has no characters.
+/// Returns an error if the model cannot be opened or has no characters.
 pub fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String>> {
     let request = LoadRequest { graph: model.to_owned(), ..LoadRequest::default() };
     let session = engine.load(&request)?;
@@ -117,7 +117,7 @@ pub fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String>> {
 /// Returns an image scaled to the model's height, channels first, -1 to 1.
 ///
 /// # Errors
-/// If it cannot be read.
+/// Returns an error if it cannot be read.
 pub(crate) fn pixels(path: &Path) -> Result<Tensor> {
     let image = image::open(path)
         .map_err(|e| Error::invalid(path.display().to_string()).caused_by(e))?

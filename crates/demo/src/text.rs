@@ -10,7 +10,8 @@ use crate::ocr;
 /// Returns the text in the image.
 ///
 /// # Errors
-/// If the image cannot be read, or the response does not fit the model's signature.
+/// Returns an error if the image cannot be read, or the response does not fit the model's
+/// signature.
 pub(super) fn read(
     caller: &mut GrpcCaller,
     model: &str,

@@ -9,7 +9,7 @@ use crate::caller::GrpcCaller;
 
 /// Sampling rate of the model's input.
 const RATE_HZ: u32 = 16_000;
-/// Number of samples of one step, and of the former step that the model gets again.
+/// Number of samples of one step, and of the previous step's samples that the model gets again.
 const WINDOW: usize = 512;
 const CONTEXT: usize = 64;
 const STATE_SHAPE: [usize; 3] = [2, 1, 128];
@@ -19,7 +19,8 @@ const WINDOWS_MAX: usize = 1000;
 /// Returns the highest probability of speech in any window of `recording`.
 ///
 /// # Errors
-/// If the recording is not 16 kHz mono, or the response does not fit the model's signature.
+/// Returns an error if the recording is not 16 kHz mono, or the response does not fit the model's
+/// signature.
 pub(super) fn speech(caller: &mut GrpcCaller, model: &str, recording: &Path) -> Result<f32> {
     let samples = samples(recording)?;
     let mut state = vec![0f32; STATE_SHAPE.iter().product()];

@@ -95,7 +95,7 @@ fn with_declaration(error: Error, description: &ModuleDescription) -> Error {
 
 /// Tensors that clients send, and the arguments of forward.
 struct ForwardInputs {
-    /// Each tensor with the index of its argument.
+    /// Tensors, each with the index of its argument.
     specs: Vec<(TensorSpec, usize)>,
     arguments: Vec<ForwardArgument>,
 }

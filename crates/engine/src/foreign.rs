@@ -318,7 +318,7 @@ fn is_onnx(start: &[u8]) -> bool {
 /// the length of these records (its name has 30 bytes), the reader starts at the second entry.
 ///
 /// # Errors
-/// If the file is not an archive, or cannot be read.
+/// Returns an error if the file is not an archive, or cannot be read.
 pub fn open_archive(file: File) -> ZipResult<ZipArchive<File>> {
     ZipArchive::with_config(Config { archive_offset: ArchiveOffset::Known(0) }, file)
 }

@@ -127,7 +127,8 @@ fn does_not_load(path: &OsStr, error: libloading::Error) -> Error {
 /// The opened library.
 #[derive(Debug)]
 pub struct Nvrtc {
-    /// Never closed: NVIDIA's libraries register handlers for the end of the process.
+    /// The library, which is never closed, because NVIDIA's libraries register handlers for the end
+    /// of the process.
     library: ManuallyDrop<Library>,
     found: String,
 }

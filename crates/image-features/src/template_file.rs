@@ -55,7 +55,7 @@ pub fn media_type(bytes: &[u8]) -> &'static str {
     }
 }
 
-/// Returns true if a file of a collection of this kind is a template, or is meant as one.
+/// Returns true if a file of a collection of this kind is a template, or begins like a template.
 pub fn is_template(kind: ImageKind, bytes: &[u8]) -> bool {
     kind == ImageKind::Fingerprint
         && (TemplateFormat::of(bytes).is_some() || TemplateFormat::has_magic(bytes))

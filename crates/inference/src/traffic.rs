@@ -11,7 +11,8 @@ use metrics::STATUSES;
 pub const LATENCY_BUCKETS: usize = 252;
 /// Buckets in a factor of 10: neighbouring bounds differ by 6.6 %.
 const BUCKETS_PER_DECADE: f64 = 36.0;
-/// Upper bound of bucket 0 is above this, in microseconds. The last bucket begins at 93 s.
+/// Lower end of bucket 0 in microseconds. Shorter latencies also count in bucket 0. The last bucket
+/// begins at 93 s.
 const LATENCY_US_MIN: f64 = 10.0;
 
 /// Number of counters made so far, which is the identity of the next ones.

@@ -46,7 +46,7 @@ struct SpareSlot {
     /// per engine. The keeper starts a process only while this is `None`.
     process: Mutex<Option<StartedProcess>>,
     changed: Condvar,
-    /// Set once no supervisor uses the slot. Also stops the start of a process.
+    /// Flag that is set once no supervisor uses the slot. It also stops the start of a process.
     closed: AtomicBool,
 }
 

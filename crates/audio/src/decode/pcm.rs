@@ -11,7 +11,7 @@ const FRAMES: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SampleCoding {
     Unsigned8,
-    /// One to four bytes.
+    /// Integers of one to four bytes.
     Signed {
         bytes: usize,
         big: bool,

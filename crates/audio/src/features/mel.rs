@@ -91,7 +91,7 @@ fn to_hertz(mel: f64, htk: bool) -> f64 {
 
 /// The orthonormal cosine transform of type 2, with liftering.
 pub(super) struct Cosine {
-    /// One row for each coefficient.
+    /// Weights of the mel values, a row for each coefficient.
     weights: Vec<f64>,
     mels: usize,
 }

@@ -91,10 +91,10 @@ impl MelSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Norm {
-    /// By the inverse of their widths, so that all have the same area.
+    /// Weighting by the inverse of the width, so that all bands have the same area.
     #[default]
     Slaney,
-    /// None: all peaks are one.
+    /// No weighting, so that all peaks are one.
     None,
 }
 

@@ -83,8 +83,8 @@ impl ChildJob<'_> {
     /// Runs the child to its end.
     ///
     /// # Errors
-    /// If the child cannot be started, fails, does not end in time, or did not read the whole
-    /// recording.
+    /// Returns an error if the child cannot be started, fails, does not end in time, or did not
+    /// read the whole recording.
     pub(super) fn run(&self, threads: ThreadSetting) -> Result<ChildRun> {
         let dir = self.env.cache_dir.join("run").join("audio");
         std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, &e))?;
@@ -158,7 +158,7 @@ impl Drop for ChildGuard {
 /// Runs a command to its end, and samples its memory. Writes its error output to `log`.
 ///
 /// # Errors
-/// If the command cannot be started, fails, or runs longer than `timeout`.
+/// Returns an error if the command cannot be started, fails, or runs longer than `timeout`.
 fn run_to_end(mut command: Command, log: &Path, timeout: Duration) -> Result<ChildUsage> {
     let file = File::create(log).map_err(|e| Error::io(log, &e))?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
@@ -229,7 +229,7 @@ fn read_labels(path: &Path) -> Result<Vec<(f64, f64)>> {
 /// cores.
 ///
 /// # Errors
-/// If the system refuses, and those of `start`.
+/// Returns an error if the system refuses, and the errors of `start`.
 pub(super) fn on_cores<T>(count: usize, start: impl FnOnce() -> Result<T>) -> Result<T> {
     let refused = |e: rustix::io::Errno| Error::internal("the cores cannot be chosen").caused_by(e);
     let before = sched_getaffinity(None).map_err(refused)?;

@@ -52,7 +52,7 @@ pub(super) fn clips_dir(env: &BenchEnv, given: Option<&Path>) -> Result<PathBuf>
 /// keeps the recording.
 ///
 /// # Errors
-/// If there is no clip, no clip can be decoded, or the disk is full.
+/// Returns an error if there is no clip, no clip can be decoded, or the disk is full.
 pub(super) fn make(env: &BenchEnv, dir: &Path, minutes: u32) -> Result<(PathBuf, usize)> {
     let clips = clips(dir)?;
     let wanted = u64::from(minutes) * 60 * u64::from(RATE);

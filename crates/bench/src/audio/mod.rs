@@ -177,8 +177,8 @@ struct AudioSetup<'a> {
 /// Runs `bench audio`.
 ///
 /// # Errors
-/// If an argument is out of range, there are no clips or no recogniser, or a run fails. If the
-/// other program or Python is missing, its figures are left out with a message.
+/// Returns an error if an argument is out of range, there are no clips or no recogniser, or a run
+/// fails. If the other program or Python is missing, its figures are left out with a message.
 pub(crate) fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();

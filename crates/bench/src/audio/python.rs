@@ -48,7 +48,7 @@ impl Reference {
     /// Runs the package on `threads` threads and as many cores.
     ///
     /// # Errors
-    /// If it fails or its output is not understood.
+    /// Returns an error if it fails or its output is not understood.
     pub(super) fn run(
         &self,
         recogniser: &str,

@@ -255,7 +255,7 @@ impl AudioReport {
     /// Writes each chart as a PNG image into `dir`.
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// Returns an error if a file cannot be written.
     pub(super) fn write_png(&self, dir: &Path) -> Result<()> {
         let write = |(name, chart): &(&str, Chart)| {
             write_file(

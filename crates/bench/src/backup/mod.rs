@@ -172,8 +172,8 @@ fn end_with_input() -> Result<()> {
 /// Runs `bench backup`.
 ///
 /// # Errors
-/// If an argument is out of range, or if a backup or a restore fails. `DataLoss`, after the report,
-/// if a kill left a damaged backup or collection.
+/// Returns an error if an argument is out of range, or if a backup or a restore fails. `DataLoss`,
+/// after the report, if a kill left a damaged backup or collection.
 pub(crate) fn run(args: &BackupBenchArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(directory) = &args.child {

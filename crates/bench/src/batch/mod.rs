@@ -179,8 +179,9 @@ fn distinct<T: PartialEq>(values: &[T]) -> bool {
 /// Runs `bench batch`.
 ///
 /// # Errors
-/// If a server cannot be started, an argument is out of range, or a file of a model is missing.
-/// Failed requests and wrong answers are figures, and make the run fail after its report.
+/// Returns an error if a server cannot be started, an argument is out of range, or a file of a
+/// model is missing. Failed requests and wrong answers are figures, and make the run fail after its
+/// report.
 pub(crate) fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();

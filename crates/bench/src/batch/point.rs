@@ -114,8 +114,8 @@ pub(super) struct BatchPoint {
     pub(super) mean_batch: Option<f64>,
     /// Share of padding in the elements of the padded inputs, if the server counts them.
     pub(super) padding_share: Option<f64>,
-    /// Largest difference of a number from that of the model alone, relative above 1 (ocr: of a
-    /// winning score).
+    /// Largest difference of a value from the answer of a run alone. It is relative for values
+    /// above 1. For ocr, only winning scores count.
     pub(super) drift: f32,
     /// Rate of each turn, in order.
     pub(super) qps_turns: Vec<f64>,

@@ -156,8 +156,8 @@ struct OpenCollection {
 /// Runs `bench crash`.
 ///
 /// # Errors
-/// If an argument is out of range or the writer fails on its own. `DataLoss`, after the report, if
-/// data was lost or corrupt.
+/// Returns an error if an argument is out of range or the writer fails on its own. `DataLoss`,
+/// after the report, if data was lost or corrupt.
 pub(crate) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(directory) = &args.child {

@@ -97,8 +97,8 @@ impl FilterArgs {
 /// Runs `bench filter`.
 ///
 /// # Errors
-/// If the collection cannot be written or searched, a count is not exact, or a hit does not meet
-/// its filter. `ResourceExhausted` if the disk is too small.
+/// Returns an error if the collection cannot be written or searched, a count is not exact, or a hit
+/// does not meet its filter. `ResourceExhausted` if the disk is too small.
 pub(crate) fn run(args: &FilterArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();

@@ -35,7 +35,8 @@ pub(super) struct FilterRow {
 /// JSON of `bench filter`.
 #[derive(Debug, Serialize)]
 pub(super) struct FilterReport {
-    /// By selectivity. Filters on one tenant are `0.01%` with 10,000 tenants, else `tenant`.
+    /// Figures by selectivity. Filters on one tenant are `0.01%` with 10,000 tenants, else
+    /// `tenant`.
     filters: BTreeMap<String, FilterRow>,
     /// Filters on a random half of the clusters.
     half_clusters: Option<FilterRow>,
@@ -73,7 +74,7 @@ pub(super) struct FilterReport {
 /// Measured figures.
 pub(super) struct Measured {
     pub(super) unfiltered: CaseFigures,
-    /// By case.
+    /// Results by case.
     pub(super) cases: Vec<CaseResult>,
     pub(super) count_exact: bool,
     pub(super) read_payloads: u64,

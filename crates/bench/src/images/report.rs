@@ -120,10 +120,11 @@ pub(super) struct ImagesRun<'a> {
     pub(super) plan: &'a QueryPlan,
     pub(super) pipeline: &'a Pipeline<'a>,
     pub(super) entries: &'a [IndexedPhoto],
-    /// Results of copies of photographs in the collection, and of queries for removed ones.
+    /// Results of queries with copies of photographs in the collection.
     pub(super) answers: &'a [CopyQueryResult],
+    /// Results of queries with copies of photographs that were removed from the collection.
     pub(super) strangers: &'a [CopyQueryResult],
-    /// Number of photographs left in the collection for the latter.
+    /// Number of photographs that stayed in the collection for the queries of `strangers`.
     pub(super) left: usize,
 }
 

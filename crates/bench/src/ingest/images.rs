@@ -69,7 +69,7 @@ fn drawn(number: u64) -> Vec<u8> {
 /// all cores.
 ///
 /// # Errors
-/// If the disk cannot be written.
+/// Returns an error if the disk cannot be written.
 pub(super) fn write(folder: &Path, first: u64, count: u64) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|error| Error::io(folder, &error))?;
     let next = AtomicU64::new(first);

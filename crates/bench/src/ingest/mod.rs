@@ -101,8 +101,9 @@ impl IngestArgs {
 /// Runs `bench ingest`.
 ///
 /// # Errors
-/// If an argument is out of range or a server cannot be started. After the report: `DataLoss` if an
-/// acknowledged image was lost, `Internal` if searches failed or were answered wrongly.
+/// Returns an error if an argument is out of range or a server cannot be started. After the report:
+/// `DataLoss` if an acknowledged image was lost, `Internal` if searches failed or were answered
+/// wrongly.
 pub(crate) fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();

@@ -31,7 +31,7 @@ const REVISION: u32 = 1;
 /// Publishes the model into the cache if it is not there, and returns its path.
 ///
 /// # Errors
-/// If the disk cannot be written.
+/// Returns an error if the disk cannot be written.
 pub(super) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     let key = format!("embedder-r{REVISION}-s{SEED}");
     cache::ensure(&env.cache_dir, &key, 0, write_layout)

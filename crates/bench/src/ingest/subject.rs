@@ -255,7 +255,7 @@ impl IngestFolder {
     /// Returns true at the folder's end, false after `stop` or the server's end.
     ///
     /// # Errors
-    /// If the server refuses.
+    /// Returns an error if the server refuses.
     pub(super) fn run(
         &self,
         stop: &AtomicBool,

@@ -43,7 +43,7 @@ const REVISION: u32 = 1;
 /// Publishes the model into the cache if it is not there, and returns its path.
 ///
 /// # Errors
-/// If the disk cannot be written.
+/// Returns an error if the disk cannot be written.
 pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     let key = format!("conv-r{REVISION}-s{MODEL_SEED}");
     cache::ensure(&env.cache_dir, &key, 0, |dir| write_layout(MODEL_SEED, dir))
@@ -70,7 +70,7 @@ fn image(seed: u64, height: usize, width: usize) -> Result<NamedTensor> {
 /// Adds a mask of ones to `request`: the model's input if no server fills the mask.
 ///
 /// # Errors
-/// If the request's shape is not that of an image.
+/// Returns an error if the request's shape is not that of an image.
 pub(crate) fn with_mask(request: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
     let mut inputs = request.to_vec();
     for input in request {

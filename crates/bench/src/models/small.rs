@@ -16,7 +16,7 @@ const REQUEST_SEED: u64 = 32;
 /// Publishes the model into the cache if it is not there, and returns its path.
 ///
 /// # Errors
-/// If the disk is too small or cannot be written.
+/// Returns an error if the disk is too small or cannot be written.
 pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     let ctr = Ctr::ranking();
     let key = format!("{}-s{MODEL_SEED}", ctr.key());

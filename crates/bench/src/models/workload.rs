@@ -87,7 +87,7 @@ impl WorkloadModel {
     /// Publishes the model, makes its requests and runs each alone.
     ///
     /// # Errors
-    /// If a file is missing or the disk is too small.
+    /// Returns an error if a file is missing or the disk is too small.
     pub(crate) fn prepare(self, env: &BenchEnv, places: &WorkloadFolders) -> Result<Workload> {
         match self {
             WorkloadModel::Small => small_workload(env, SMALL_REQUESTS, 1),

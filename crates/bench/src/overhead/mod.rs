@@ -149,8 +149,8 @@ struct OverheadSubject {
 /// Runs `bench overhead`.
 ///
 /// # Errors
-/// If the library or the server cannot be started, an argument is out of range, or an answer failed
-/// or was wrong.
+/// Returns an error if the library or the server cannot be started, an argument is out of range, or
+/// an answer failed or was wrong.
 pub(crate) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let args = resolved(args)?;
     if args.tls {

@@ -58,7 +58,7 @@ struct TlsReport {
 /// Runs `bench overhead --tls`.
 ///
 /// # Errors
-/// If a server cannot be started, or an answer failed or was wrong.
+/// Returns an error if a server cannot be started, or an answer failed or was wrong.
 pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let dir = env.cache_dir.join("run").join("overhead-tls");

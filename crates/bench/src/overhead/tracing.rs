@@ -66,7 +66,8 @@ struct TracingRound {
 /// Runs `bench overhead --tracing`.
 ///
 /// # Errors
-/// If a server cannot be started, an answer failed or was wrong, or no trace of a request arrived.
+/// Returns an error if a server cannot be started, an answer failed or was wrong, or no trace of a
+/// request arrived.
 pub(super) fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let dir = env.cache_dir.join("run").join("overhead-tracing");

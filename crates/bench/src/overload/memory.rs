@@ -25,7 +25,7 @@ impl MemoryWatch {
     /// Watches the memory of the process `pid`. Times count from `start`.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// Returns an error if no thread can be started.
     pub(super) fn start(pid: u32, start: Instant) -> Result<MemoryWatch> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -46,7 +46,7 @@ impl MemoryWatch {
     /// Returns the memory at `settled` after the start, at the end, and at most.
     ///
     /// # Errors
-    /// If there was no sample.
+    /// Returns an error if there was no sample.
     pub(super) fn end(self, settled: Duration) -> Result<ResidentMemory> {
         self.stop.store(true, Ordering::Relaxed);
         let samples =

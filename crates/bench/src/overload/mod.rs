@@ -165,9 +165,9 @@ impl OverloadArgs {
 /// Runs `bench overload`.
 ///
 /// # Errors
-/// If the server cannot be started or does not survive, or an argument is out of range. A request
-/// that was neither served nor refused, and a wrong answer, are figures and make the run fail after
-/// its report.
+/// Returns an error if the server cannot be started or does not survive, or an argument is out of
+/// range. A request that was neither served nor refused, and a wrong answer, are figures and make
+/// the run fail after its report.
 pub(crate) fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();

@@ -112,8 +112,9 @@ impl RolloutBenchArgs {
 /// Runs `bench rollout`.
 ///
 /// # Errors
-/// If a server cannot be started or does not survive, or an argument is out of range. A version
-/// that is not withdrawn, failed requests and wrong answers make the run fail after its report.
+/// Returns an error if a server cannot be started or does not survive, or an argument is out of
+/// range. A version that is not withdrawn, failed requests and wrong answers make the run fail
+/// after its report.
 pub(crate) fn run(args: &RolloutBenchArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();

@@ -127,8 +127,8 @@ impl SlowArgs {
 /// Runs `bench slow`.
 ///
 /// # Errors
-/// If a server cannot be started or does not survive, or an argument is out of range. Failed
-/// requests and wrong answers are figures, and make the run fail after its report.
+/// Returns an error if a server cannot be started or does not survive, or an argument is out of
+/// range. Failed requests and wrong answers are figures, and make the run fail after its report.
 pub(crate) fn run(args: &SlowArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;

@@ -20,7 +20,7 @@ const GROWTH_MAX_PCT: f64 = 3.0;
 /// The server's use of the machine after a swap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct SwapTrace {
-    /// Median latency since the former swap.
+    /// Median latency since the previous swap.
     pub(super) p50_ms: f64,
     pub(super) rss_mb: f64,
     pub(super) descriptors: f64,

@@ -145,9 +145,9 @@ impl SoakArgs {
 /// Runs `bench soak`.
 ///
 /// # Errors
-/// If a server cannot be started or does not survive, an argument is out of range, or the disk is
-/// too small. Failed requests, wrong answers and missing swaps are figures, and make the run fail
-/// after its report.
+/// Returns an error if a server cannot be started or does not survive, an argument is out of range,
+/// or the disk is too small. Failed requests, wrong answers and missing swaps are figures, and make
+/// the run fail after its report.
 pub(crate) fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;

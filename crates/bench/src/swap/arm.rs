@@ -149,7 +149,7 @@ pub(super) struct SwapRound {
     pub(super) versions: BTreeSet<u64>,
     /// Slowest request of each window in milliseconds.
     pub(super) worst_ms: Vec<f64>,
-    /// Wait before the first request, for memory that the former arm had freed.
+    /// Wait before the first request. Memory that the previous arm freed can stop cores until then.
     pub(super) settled: SettleTime,
     pub(super) noise: Noise,
     #[serde(skip)]
@@ -235,8 +235,8 @@ struct Swaps<'a> {
 }
 
 impl Swaps<'_> {
-    /// Makes the arm's swaps, a period apart or as soon as the former is done. Returns the window
-    /// of each, counted from `start`.
+    /// Makes the arm's swaps, a period apart or as soon as the previous swap is done. Returns the
+    /// window of each, counted from `start`.
     fn make_swaps(&self, start: Instant) -> Result<Vec<SwapWindow>> {
         let args = self.args;
         let mut windows = Vec::with_capacity(args.swaps);

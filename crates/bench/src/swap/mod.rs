@@ -248,9 +248,9 @@ impl SwapArgs {
 /// Runs `bench swap`.
 ///
 /// # Errors
-/// If a server cannot be started or does not survive, an argument is out of range, or the disk is
-/// too small. Failed requests and wrong answers are figures, and make the run fail after its
-/// report.
+/// Returns an error if a server cannot be started or does not survive, an argument is out of range,
+/// or the disk is too small. Failed requests and wrong answers are figures, and make the run fail
+/// after its report.
 pub(crate) fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;

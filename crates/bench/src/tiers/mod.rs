@@ -221,9 +221,9 @@ impl TiersArgs {
 /// Runs `bench tiers`.
 ///
 /// # Errors
-/// If the disk, or the tmpfs of the pmem arm, has not enough space, io_uring is not allowed, or an
-/// argument is out of range. Answers that differ between arms or are partial make the run fail
-/// after its report.
+/// Returns an error if the disk, or the tmpfs of the pmem arm, has not enough space, io_uring is
+/// not allowed, or an argument is out of range. Answers that differ between arms or are partial
+/// make the run fail after its report.
 pub(crate) fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let dir = env.cache_dir.join("run").join("tiers");

@@ -60,7 +60,7 @@ impl Scorer for Spinner {
     }
 }
 
-/// Runs rounds that each depend on the former (xorshift).
+/// Runs rounds of xorshift. Each depends on the previous one.
 fn spin(mut state: u64, rounds: u64) -> u64 {
     state |= 1;
     for _ in 0..rounds {

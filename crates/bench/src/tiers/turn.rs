@@ -109,7 +109,7 @@ pub(super) struct QueryStage<'q> {
 /// Answers `count` queries with these searchers, one thread each.
 ///
 /// # Errors
-/// If a reader fails.
+/// Returns an error if a reader fails.
 pub(super) fn take_turn<S: Scorer>(
     stage: &QueryStage<'_>,
     searchers: &mut [Searcher],

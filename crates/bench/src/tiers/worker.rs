@@ -91,7 +91,7 @@ pub(super) struct WorkerReady {
 /// Runs the process of an arm until its standard input ends.
 ///
 /// # Errors
-/// If the medium or a reader fails.
+/// Returns an error if the medium or a reader fails.
 pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
     let job: WorkerJob =
         serde_json::from_str(job).map_err(|e| Error::invalid("--worker").caused_by(e))?;

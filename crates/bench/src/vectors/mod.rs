@@ -185,7 +185,7 @@ impl VectorsArgs {
 /// Runs `bench vectors`.
 ///
 /// # Errors
-/// If data cannot be read, the core does not exist, or a named engine cannot run.
+/// Returns an error if data cannot be read, the core does not exist, or a named engine cannot run.
 pub(crate) fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(memory) = args.memory {

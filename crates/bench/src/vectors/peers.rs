@@ -48,7 +48,7 @@ impl Peers {
     /// Finds the engines that can run.
     ///
     /// # Errors
-    /// If a named Python does not work, or a named engine is not installed.
+    /// Returns an error if a named Python does not work, or a named engine is not installed.
     pub(super) fn find(args: &VectorsArgs) -> Result<Peers> {
         let python = args.peers_python.clone().unwrap_or_else(|| USUAL_PYTHON.into());
         let usual_script = if args.memory.is_some() { USUAL_DISK_SCRIPT } else { USUAL_SCRIPT };
@@ -136,7 +136,7 @@ impl Peers {
     /// result. The engine's temporary files are removed at the end.
     ///
     /// # Errors
-    /// If the script cannot be run, fails, or writes another form of result.
+    /// Returns an error if the script cannot be run, fails, or writes another form of result.
     pub(super) fn measure<T: DeserializeOwned>(
         &self,
         run: &PeerScriptRun<'_>,

@@ -100,9 +100,9 @@ pub struct ClusterNode {
     catalog: Arc<StoreCatalog>,
     backups: Arc<ClusterBackups>,
     tasks: Mutex<JoinSet<()>>,
-    /// Turns of reads of shards.
+    /// Permits for reads of shards.
     reads: Semaphore,
-    /// Turns of reads of shards for background work. Each has a thread at low priority.
+    /// Permits for reads of shards for background work. Each read has a thread at low priority.
     background_reads: Semaphore,
 }
 

@@ -34,7 +34,7 @@ pub struct SessionSettings {
     batching: Option<pb::BatchingParameters>,
     /// File of `batching`; empty without one.
     batching_file: String,
-    /// Read batching parameters beside the files of versions.
+    /// True to read batching parameters beside the files of versions.
     pub per_model: bool,
     threads: SessionThreads,
     warmup: bool,

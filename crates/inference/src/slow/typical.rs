@@ -16,9 +16,11 @@ const EXCESS_MIN: Duration = Duration::from_millis(1);
 const RATIO_MIN: u32 = 2;
 /// Weight of a request in the means.
 const WEIGHT: f32 = 1.0 / 32.0;
-/// Means besides the phases: items and page faults of the run.
+/// Position of the mean number of items, after the means of the phases.
 const ITEMS: usize = PHASES;
+/// Position of the mean number of page faults.
 const FAULTS: usize = PHASES + 1;
+/// Number of means.
 const MEANS: usize = PHASES + 2;
 
 /// Typical times of a model, recorded without a lock.
