@@ -247,6 +247,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         self.writer.send(format!("{}\n", self.summary.line()).into())
     }
 
+    /// Hands an image to the target, after a wait for memory. A report follows later.
     fn send(&mut self, image: BulkImage) -> Result<()> {
         // Together, the files of the prints have the length of the file.
         let copies = if print_files::may_have_several(&image.bytes) { 2 } else { 1 };
@@ -304,6 +305,7 @@ impl<'a, T: BulkTarget> Bulk<'a, T> {
         }
     }
 
+    /// Counts an outcome. Keeps the first error that all further images would have too.
     fn count(&mut self, outcome: &Result<BulkOutcome>) {
         self.summary.count(outcome);
         if let Err(error) = outcome

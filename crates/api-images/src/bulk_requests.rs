@@ -111,6 +111,7 @@ impl BulkResources {
         self.permits.try_acquire().ok_or_else(|| self.refused())
     }
 
+    /// Counts a refused request for bulk work, and returns its error.
     fn refused(&self) -> Error {
         let kind = KindLabels { kind: "images_bulk_max" };
         self.requests.metrics.refused.get_or_create(&kind).inc();

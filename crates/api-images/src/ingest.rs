@@ -60,6 +60,7 @@ impl Ingest {
             .map_err(|_| Error::internal("the threads for bulk work have ended"))
     }
 
+    /// Returns the queue of the threads. Starts them at the first call.
     fn queue(&self) -> Result<&Sender<IngestImage>> {
         if let Some(queue) = self.queue.get() {
             return Ok(queue);

@@ -277,6 +277,8 @@ pub(crate) async fn on_search_thread<T: Send + 'static>(
     })?
 }
 
+/// Returns the matching keypoints of the query and of a point. `None` if the point's record has no
+/// graph.
 fn explain(
     probe: &Probe,
     point: &FetchedPoint,

@@ -145,6 +145,7 @@ impl Pool {
             .unwrap_or_else(|_| Err(Error::internal("a panic ended the work on this image")))
     }
 
+    /// Returns the queue of the threads. Starts them at the first call.
     fn queue(&self) -> Result<&Sender<ImageTask>> {
         if let Some(queue) = self.queue.get() {
             return Ok(queue);

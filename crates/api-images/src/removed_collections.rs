@@ -251,6 +251,8 @@ impl RemovedCollections {
         self.set_gauge(&pending);
     }
 
+    /// Queues the removal of a collection's originals. `file` is the file of the record, if it has
+    /// one.
     fn add(&self, record: RemovalRecord, file: Option<PathBuf>) {
         let mut pending = self.pending.lock();
         pending.last_number += 1;

@@ -281,6 +281,7 @@ impl ExamplePlan {
     }
 }
 
+/// Converts default values of features.
 fn values(defaults: &BTreeMap<String, DefaultValue>) -> BTreeMap<String, FeatureValue> {
     let value = |value: &DefaultValue| match value {
         DefaultValue::Whole(whole) => FeatureValue::Whole(*whole),

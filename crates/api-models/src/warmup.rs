@@ -205,6 +205,10 @@ fn call(request: oip::json::RestInferRequest) -> WarmupCall {
     WarmupCall { signature: request.signature, inputs: request.inputs, outputs }
 }
 
+/// Reads a file of recorded requests.
+///
+/// # Errors
+/// `InvalidArgument` for more than [`FILE_BYTES_MAX`] bytes; I/O errors.
 pub(crate) fn read(path: &Path) -> Result<Bytes> {
     let length = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?.len();
     if length > FILE_BYTES_MAX {

@@ -91,6 +91,7 @@ fn interface_object<'a>(extra: &'a mut Value, name: &str) -> &'a mut Map<String,
     )
 }
 
+/// Returns the value as an object. Replaces another value by an empty object.
 fn object(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());

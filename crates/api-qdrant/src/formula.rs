@@ -238,6 +238,7 @@ impl Formula {
         }
     }
 
+    /// Multiplies the factors, up to the first that is 0.
     fn product(&self, factors: &[Expression], point: &FormulaPoint<'_>) -> Result<f64> {
         let mut product = 1.0;
         for factor in factors {

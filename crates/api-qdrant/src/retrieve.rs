@@ -126,6 +126,7 @@ impl Projection {
         PointParts { embedding: self.vector, record: false, payload: self.payload.any() }
     }
 
+    /// Returns the requested parts of a point.
     pub(crate) fn record(&self, point: FetchedPoint) -> PointRecord {
         let vector = self.vector.then(|| Vector::labelled(&self.vector_name, point.embedding));
         PointRecord {

@@ -202,6 +202,11 @@ async fn work(
     wait(submitted.outcome, params).await.map(Some)
 }
 
+/// Waits for work on a snapshot, for the time that the client allows.
+///
+/// # Errors
+/// `DeadlineExceeded` if it takes longer, while it continues; `Unavailable` if it was stopped; the
+/// errors of the work.
 async fn wait<T>(outcome: oneshot::Receiver<Result<T>>, params: &SnapshotParams) -> Result<T> {
     let limit = params.timeout.map_or(WAIT_MAX, Duration::from_secs).min(WAIT_MAX);
     match tokio::time::timeout(limit, outcome).await {

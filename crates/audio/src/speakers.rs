@@ -251,6 +251,8 @@ pub(crate) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
         .then(|| vector.iter().map(|value| (f64::from(*value) / length) as f32).collect())
 }
 
+/// Returns the cosine of two vectors. `None` if their lengths differ or one of them has no
+/// direction.
 fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
     let dot = |a: &[f32], b: &[f32]| {
         a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()

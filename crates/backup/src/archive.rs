@@ -155,6 +155,7 @@ fn write_error(error: std::io::Error) -> Error {
     Error::cancelled("the archive").caused_by(error)
 }
 
+/// Returns the header of a file of `bytes` bytes in an archive.
 fn header(name: &str, bytes: u64) -> Result<tar::Header> {
     let mut header = tar::Header::new_gnu();
     header.set_path(name).map_err(|error| Error::internal(name).caused_by(error))?;

@@ -127,6 +127,7 @@ impl<'a> Mark<'a> {
         }
     }
 
+    /// Returns the error of work whose mark has expired.
     fn lost(&self) -> Error {
         Error::unavailable(format!(
             "{}: this program was stopped for too long during its work on {:?}, and others may have \

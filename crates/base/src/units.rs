@@ -11,6 +11,7 @@ pub const MIB: u64 = 1 << 20;
 /// One gibibyte.
 pub const GIB: u64 = 1 << 30;
 
+/// Splits a quantity into its number and its unit in lower case.
 fn split(text: &str) -> Result<(f64, String)> {
     let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());

@@ -60,6 +60,7 @@ impl ExtractionSlots {
         let _ = timeout(CHECK_INTERVAL, self.freed.notified()).await;
     }
 
+    /// Frees a slot of the node `name`.
     fn release(&self, name: &str) {
         let mut taken = self.taken.lock();
         if let Some(number) = taken.get_mut(name) {

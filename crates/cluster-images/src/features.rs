@@ -161,6 +161,7 @@ struct WrittenFeatures {
 }
 
 impl WrittenFeatures {
+    /// Counts the points of a request. `before` has the points that existed before it.
     fn of(ids: &[PointId], before: &FoundIds, failed: Vec<FailedPoint>) -> WrittenFeatures {
         let lost: HashSet<PointId> = failed.iter().map(|point| point.id).collect();
         let counted = |known: &HashSet<PointId>| {

@@ -29,6 +29,7 @@ struct KnownImages {
 }
 
 impl KnownImages {
+    /// Records an added image. Forgets the oldest one if there are too many.
     fn remember(&mut self, id: PointId) {
         if !self.done.insert(id) {
             return;

@@ -222,6 +222,8 @@ impl WriterDriver {
         }
     }
 
+    /// Passes an event to the writer and carries out its actions. Actions can cause further events,
+    /// which follow.
     fn handle(&mut self, event: WriterEvent<Batch>) {
         let mut events = VecDeque::from([event]);
         let mut actions = Vec::new();
@@ -275,6 +277,7 @@ impl WriterDriver {
         }
     }
 
+    /// Shows the phase of the ownership and the next entry to the handles.
     fn publish(&self) {
         let phase = match self.writer.state() {
             _ if self.ended => WriterPhase::Draining,

@@ -284,6 +284,7 @@ impl WriteQueue {
         self.woken.notified().await;
     }
 
+    /// Returns the error of a write that came after the end of the ownership.
     fn closed(&self) -> Error {
         Error::unavailable(format!(
             "this node no longer writes the log of shard {}; the write was not made: send it to \
@@ -293,6 +294,7 @@ impl WriteQueue {
         .with_retry_after(RETRY_AFTER)
     }
 
+    /// Returns the error of a write that the queue has no room for.
     fn full(&self, writes: usize, bytes: usize) -> Error {
         Error::exhausted(format!(
             "{writes} writes with {bytes} bytes of shard {} wait for the store; the write was not \

@@ -41,6 +41,8 @@ impl ReadAhead {
         Ok(run)
     }
 
+    /// Sets the number of entries of the next read. It doubles while all requested entries exist
+    /// and fit into memory, and is 1 after the end of the log.
     fn learn(&mut self, requested: usize, run: &[LogEntry<Batch>]) {
         let bytes = |entry: &LogEntry<Batch>| match &entry.body {
             EntryBody::Fence => 0,

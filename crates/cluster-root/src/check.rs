@@ -199,6 +199,7 @@ fn update_vectors(
     Ok(())
 }
 
+/// Checks a point that is to be written.
 fn point(point: UpsertPoint, settings: &CollectionSettings) -> Result<()> {
     vector(&point.vector, settings)?;
     let bytes = stored_bytes(point.id, &point.payload)?;

@@ -158,6 +158,8 @@ impl NodeLatencies {
         self.change(node, |node| node.down_until = Some(now + DOWN_TIME));
     }
 
+    /// Changes the latency of a node, which is added if it is unknown. Forgets all nodes if they
+    /// are too many.
     fn change(&mut self, name: &str, change: impl FnOnce(&mut NodeLatency)) {
         if let Some(node) = self.nodes.get_mut(name) {
             change(node);

@@ -233,6 +233,7 @@ impl<B: Clone> LogWriter<B> {
         self.read_next(actions);
     }
 
+    /// Ends the ownership. If batches are in flight, waits for them and fails the queued ones.
     fn expired(&mut self, actions: &mut Vec<WriterAction<B>>) {
         match self.state {
             WriterState::Owning if !self.pending.is_empty() => {
@@ -305,6 +306,7 @@ impl<B: Clone> LogWriter<B> {
         self.pending.iter().position(|batch| batch.request == Some(request))
     }
 
+    /// Handles the creation of the fence or of the entry of a batch.
     fn created(&mut self, request: RequestId, actions: &mut Vec<WriterAction<B>>) {
         if self.state == WriterState::Fencing && request == self.expected {
             self.fenced(actions);

@@ -91,6 +91,7 @@ async fn read(page: Arc<Page>, query: DetailQuery) -> Result<String> {
     })
 }
 
+/// Returns the history and the scheduling of a model for its page.
 fn compute(page: &Page, query: &DetailQuery) -> ModelDetail {
     let at = page.history.seconds(Instant::now());
     let range = HistoryRange { now: at.round() as u64, span: query.seconds };

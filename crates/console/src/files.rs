@@ -189,6 +189,7 @@ pub fn routes() -> Router {
     })
 }
 
+/// Adds the headers that protect a page. `policy` is its content security policy.
 pub(crate) fn guarded(reply: Reply, policy: &'static str) -> Reply {
     reply
         .with_header(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))

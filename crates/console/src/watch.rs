@@ -122,6 +122,7 @@ impl ServerWatch {
         self.add_merging_events(scheduled);
     }
 
+    /// Adds an event for each kind of refusals that occurred often since the last call.
     fn refusals(&mut self) {
         for (kind, reason) in REFUSALS {
             let now = self.metrics.refused.get_or_create(&KindLabels { kind }).get();

@@ -187,6 +187,7 @@ pub fn text(checks: &[Check]) -> String {
     text
 }
 
+/// Breaks a text into lines of at most `width` characters, except for longer words.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -73,6 +73,7 @@ fn features(info: &str) -> Check {
     Check::new("processor", CheckVerdict::warn_unless(has("avx2") || has("asimd")), found, meaning)
 }
 
+/// Judges the number of cores. `usable` are those that this process may use.
 fn cores(usable: usize, online: usize) -> Check {
     let found = if usable < online { format!("{usable} of {online}") } else { usable.to_string() };
     let meaning = match usable {
@@ -129,6 +130,7 @@ fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
     }
 }
 
+/// Judges the clock source of the kernel.
 fn clock(source: Option<&str>) -> Check {
     let fast = source.is_none_or(|source| FAST_CLOCKS.contains(&source));
     let meaning = if fast {

@@ -111,6 +111,10 @@ fn config(options: &Handle<sys::OrtSessionOptions>, key: &CStr, value: &CStr) ->
     unsafe { call!(Call, AddSessionConfigEntry(options.as_ptr(), key.as_ptr(), value.as_ptr())) }
 }
 
+/// Converts a number of threads.
+///
+/// # Errors
+/// `InvalidArgument` if it is not from 1 to [`THREADS_MAX`].
 fn threads(count: usize) -> Result<c_int> {
     match count {
         // For the library, zero means one thread per core.

@@ -74,6 +74,7 @@ pub(crate) fn check(path: &Path, bound: &[BoundTensor]) -> Result<Vec<ParameterB
     }
 }
 
+/// Returns the way in which the library gets a parameter.
 fn binding(graph: &GraphParameters, parameter: &Initializer) -> ParameterBinding {
     if !graph.may_rearrange(&parameter.name) {
         ParameterBinding::InPlace

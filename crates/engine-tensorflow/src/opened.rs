@@ -370,6 +370,10 @@ impl Drop for ConfiguredOptions {
     }
 }
 
+/// Converts a number of threads.
+///
+/// # Errors
+/// `InvalidArgument` if it is not from 1 to [`THREADS_MAX`].
 fn threads(count: usize) -> Result<i32> {
     match count {
         // For TensorFlow, zero means one thread per core.

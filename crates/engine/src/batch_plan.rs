@@ -268,6 +268,10 @@ fn is_batched(spec: &TensorSpec) -> bool {
     spec.shape.is_some() && free(spec, 0)
 }
 
+/// Returns the position of an input.
+///
+/// # Errors
+/// `InvalidArgument` if the model has no such input.
 fn index(signature: &Signature, name: &str) -> Result<usize> {
     signature.inputs.iter().position(|spec| spec.name == name).ok_or_else(|| {
         let known: Vec<&str> = signature.inputs.iter().map(|spec| spec.name.as_str()).collect();

@@ -111,6 +111,7 @@ fn count(value: &Value) -> Parsed<u64> {
     value.as_u64().ok_or_else(|| "a number of 0 or more is expected".to_owned())
 }
 
+/// Parses one condition or a list of them.
 fn conditions(value: &Value) -> Parsed<Vec<Condition>> {
     match value {
         Value::Array(list) => list

@@ -110,6 +110,7 @@ impl PayloadPaths {
         at.ends = true;
     }
 
+    /// Returns the parts of a value that the paths name.
     fn include(&self, value: Value) -> Value {
         match value {
             value if self.ends => value,
@@ -130,6 +131,7 @@ impl PayloadPaths {
         fields.into_iter().filter_map(included).collect()
     }
 
+    /// Returns a value without the parts that the paths name, or `None` if they name all of it.
     fn exclude(&self, value: Value) -> Option<Value> {
         match value {
             _ if self.ends => None,

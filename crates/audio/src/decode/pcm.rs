@@ -40,6 +40,7 @@ pub(super) struct PcmLayout {
 }
 
 impl SampleCoding {
+    /// Returns the number of bytes of a sample.
     fn size(self) -> usize {
         match self {
             SampleCoding::Unsigned8 | SampleCoding::ALaw | SampleCoding::MuLaw => 1,
@@ -49,6 +50,7 @@ impl SampleCoding {
         }
     }
 
+    /// Returns the name that users see.
     fn name(self) -> String {
         match self {
             SampleCoding::Unsigned8 => "8-bit".to_owned(),

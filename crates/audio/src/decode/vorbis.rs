@@ -40,6 +40,7 @@ struct BitReader<'a> {
 }
 
 impl BitReader<'_> {
+    /// Returns the next `count` bits as a number, lowest bit first. `None` if the bytes end.
     fn next(&mut self, count: usize) -> Option<u64> {
         let mut value = 0;
         for place in 0..count {

@@ -340,6 +340,7 @@ pub(super) fn check_elements(input: &str, shape: Option<&[usize]>) -> Result<()>
     }
 }
 
+/// Returns the number of a value. True is 1, and false is 0.
 fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Integer(number) => Some(*number as f64),

@@ -77,6 +77,8 @@ impl ServiceShared {
         Some((job.request.clone(), job.progress.clone()))
     }
 
+    /// Records the result of a job. Removes the oldest finished jobs from the list if they are too
+    /// many.
     pub(super) fn end(&self, number: u64, result: Result<Value>) {
         let mut table = self.table.lock();
         if let Some(job) = table.jobs.iter_mut().find(|job| job.number == number) {
@@ -90,6 +92,7 @@ impl ServiceShared {
         }
     }
 
+    /// Counts finished work in the metrics.
     pub(super) fn count(&self, work: &'static str, result: &Result<Value>) {
         let outcome = if result.is_ok() { "ok" } else { "failed" };
         let backups = &self.metrics.backups;

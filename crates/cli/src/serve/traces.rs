@@ -138,6 +138,7 @@ pub(super) fn unknown_exporter(options: &ServerOptions) -> Option<String> {
     unknown(options, &environment::otel())
 }
 
+/// Returns a warning if `OTEL_TRACES_EXPORTER` names an exporter that the server does not have.
 fn unknown(options: &ServerOptions, otel: &OtelVariables) -> Option<String> {
     let exports = options.otlp.is_none() && address(options, otel).is_ok_and(|url| url.is_some());
     let is_known = |name: &str| [EXPORTER, "none"].iter().any(|it| name.eq_ignore_ascii_case(it));

@@ -39,6 +39,8 @@ impl Terminal {
         )
     }
 
+    /// Returns the way to show images in a terminal, from the variables TERM, TERM_PROGRAM and
+    /// COLORTERM. `plain` forbids colours.
     fn of(term: &str, program: &str, colours: &str, plain: bool) -> Option<Terminal> {
         match (term, program) {
             // Multiplexers forward neither protocol.

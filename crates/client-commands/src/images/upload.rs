@@ -91,6 +91,7 @@ impl UploadTarget<'_> {
     }
 }
 
+/// Reads an image file. Returns the reason if it is too large or cannot be read.
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     let length = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
     if length > FILE_BYTES_MAX {

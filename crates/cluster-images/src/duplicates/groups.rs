@@ -76,6 +76,7 @@ struct FoundGroups {
 }
 
 impl FoundGroups {
+    /// Joins pairs to groups. Keeps the shard of each image.
     fn of(pairs: &[ShardPair]) -> FoundGroups {
         let mut shards = HashMap::new();
         for pair in pairs {

@@ -352,6 +352,10 @@ impl ClusterJob {
         Ok(blocking(move || merge::verified(&results, &points)).await?)
     }
 
+    /// Adds pairs that are not known yet.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if there are more than [`PAIRS_MAX`] pairs.
     fn add(&mut self, pairs: Vec<ShardPair>) -> JobResult<()> {
         let new: Vec<ShardPair> =
             pairs.into_iter().filter(|pair| self.known.insert(pair.ids())).collect();

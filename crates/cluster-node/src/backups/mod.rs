@@ -276,6 +276,7 @@ impl ClusterBackups {
         self.schedule
     }
 
+    /// Counts finished work in the metrics.
     fn count<T>(&self, work: &'static str, result: &Result<T>) {
         let outcome = if result.is_ok() { "ok" } else { "failed" };
         self.metrics.work.get_or_create(&BackupWorkLabels { work, outcome }).inc();

@@ -46,6 +46,10 @@ impl ClusterBackups {
 pub(super) struct WaitingCount<'a>(&'a AtomicUsize);
 
 impl WaitingCount<'_> {
+    /// Counts a waiting backup or restore.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if [`WAITING_MAX`] of them wait already.
     pub(super) fn begin(waiting: &AtomicUsize) -> Result<WaitingCount<'_>> {
         let count = WaitingCount(waiting);
         if waiting.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {

@@ -64,6 +64,7 @@ impl ViewReadings {
         self.failing = false;
     }
 
+    /// Records that the view could not be read. Logs the first of several failures.
     fn failed(&mut self, error: &Error) {
         if !self.failing {
             warn!(%error, "the view of the cluster stays as it is until it can be read from etcd");

@@ -176,6 +176,7 @@ fn deadline(timeout_ms: u64) -> Instant {
     Instant::now() + Duration::from_millis(timeout_ms).min(TIMEOUT_MAX)
 }
 
+/// Reads and parses the JSON of a request.
 async fn parsed<T: for<'a> Deserialize<'a>>(
     node: &ClusterNode,
     headers: &HeaderMap,

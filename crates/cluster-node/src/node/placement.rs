@@ -267,6 +267,8 @@ impl HeldShards {
         }
     }
 
+    /// Returns the need of this node's copy of a shard. `wanted` are the names of the nodes that
+    /// should hold copies.
     fn need(&self, view: &ClusterView, key: &ShardKey, wanted: &[String]) -> CopyNeed {
         if view.by_id(&key.collection).is_none() {
             return CopyNeed::Unneeded;

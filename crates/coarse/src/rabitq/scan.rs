@@ -107,6 +107,7 @@ impl Smallest {
         }
     }
 
+    /// Keeps a cost if it is one of the smallest.
     #[inline]
     pub(super) fn push(&mut self, cost: f32) {
         if self.costs.len() == self.wanted {

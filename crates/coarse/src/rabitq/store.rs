@@ -158,6 +158,7 @@ fn sized(bytes: Vec<u8>, length: usize) -> Result<Vec<u8>> {
     }
 }
 
+/// Reads `count` floats of a section, which must be finite.
 fn finite(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
     let values = section::floats(bytes, count)?;
     if values.iter().all(|value| value.is_finite()) {

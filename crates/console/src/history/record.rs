@@ -143,6 +143,7 @@ impl TrafficRecord {
     }
 }
 
+/// Returns the buckets whose counts have grown, with their growth. Counts wrap around.
 fn differences(before: &[u32], after: &[u32]) -> Vec<BucketCount> {
     let pairs = before.iter().zip(after).enumerate();
     pairs
@@ -175,6 +176,7 @@ fn push_number(bytes: &mut Vec<u8>, mut value: u32) {
     bytes.push(value as u8);
 }
 
+/// Reads a number that [`push_number`] wrote. `None` if the bytes end early.
 fn take(bytes: &mut impl Iterator<Item = u8>) -> Option<u32> {
     let mut value = 0_u32;
     for shift in (0..32).step_by(7) {

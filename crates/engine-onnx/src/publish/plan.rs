@@ -109,6 +109,8 @@ impl EditedMessage {
         EditedMessage { pieces: Vec::new(), length: 0 }
     }
 
+    /// Plans to copy a range of the file. Joins it to the range before, if that ends where it
+    /// begins.
     fn copy(&mut self, range: Range<u64>) {
         self.length += range.end - range.start;
         match self.pieces.last_mut() {

@@ -274,6 +274,7 @@ impl ElementBatch<'_> {
         })
     }
 
+    /// Adds the elements in a packed field of varints.
     fn varints(&mut self, walker: &mut Walker, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
@@ -284,6 +285,7 @@ impl ElementBatch<'_> {
         Ok(())
     }
 
+    /// Adds an element that is written as a number.
     fn element(&mut self, walker: &Walker, at: u64, value: u64) -> Result<()> {
         let width = match self.dtype {
             DType::Bool => return self.push(walker, at, &[u8::from(value != 0)]),

@@ -149,6 +149,10 @@ impl Walker {
         Ok(bytes)
     }
 
+    /// Returns the range of `length` bytes from `start` on.
+    ///
+    /// # Errors
+    /// `DataLoss` if it exceeds `end`.
     fn take(&self, start: u64, length: u64, end: u64) -> Result<Range<u64>> {
         match start.checked_add(length) {
             Some(stop) if stop <= end => Ok(start..stop),

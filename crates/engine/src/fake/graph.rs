@@ -210,6 +210,7 @@ pub(crate) fn abort(why: &str) -> ! {
     std::process::abort()
 }
 
+/// Parses an input: its name, its type and its axes. `*` stands for any shape.
 fn spec(text: &str) -> Option<TensorSpec> {
     let mut words = text.split_whitespace();
     let name = words.next()?.to_owned();
@@ -312,6 +313,7 @@ impl FakeRun<'_> {
         Tensor::from_bytes(table.dtype, shape, Bytes::from(picked))
     }
 
+    /// Returns the value of an operand. That of a parameter is its first element.
     fn operand(&self, operand: &Operand) -> Result<f32> {
         match operand {
             Operand::Number(number) => Ok(*number),

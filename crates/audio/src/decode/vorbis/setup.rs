@@ -63,6 +63,7 @@ struct BitChange {
 }
 
 impl BitChange {
+    /// Writes the bits of the change to `bytes`.
     fn apply(&self, bytes: &mut [u8]) {
         for place in 0..self.count {
             let at = self.at + place;
