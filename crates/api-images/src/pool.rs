@@ -32,6 +32,13 @@ pub(crate) enum PoolKind {
     StoreWaits,
 }
 
+/// Handling of queued work whose caller has disconnected.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnDisconnect {
+    Run,
+    Skip,
+}
+
 impl PoolKind {
     /// Returns the common start of the names of the threads.
     fn thread_name(self) -> &'static str {
@@ -94,7 +101,7 @@ impl Pool {
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> impl Future<Output = Result<T>> {
-        self.submit(work, false)
+        self.submit(work, OnDisconnect::Run)
     }
 
     /// Runs work that changes nothing on one of the threads, unless the caller disconnects before
@@ -106,14 +113,14 @@ impl Pool {
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> impl Future<Output = Result<T>> {
-        self.submit(work, true)
+        self.submit(work, OnDisconnect::Skip)
     }
 
-    /// Runs `work`. If it `needs_caller`, it is skipped once the caller has disconnected.
+    /// Queues `work` and waits for its result.
     async fn submit<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
-        needs_caller: bool,
+        on_disconnect: OnDisconnect,
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
         // Bulk work is not charged to a key.
@@ -122,7 +129,7 @@ impl Pool {
             PoolKind::Background => None,
         };
         let work: ImageTask = Box::new(move || {
-            if needs_caller && sender.is_closed() {
+            if on_disconnect == OnDisconnect::Skip && sender.is_closed() {
                 return;
             }
             let done = match account {

@@ -1,5 +1,5 @@
-//! What the protocols of models share: the version and the signature that a request names, requests
-//! with examples, keys of rollouts, descriptions of versions, and requests from files.
+//! Parts that the protocols of models share: the version and the signature that a request names,
+//! requests with examples, keys of rollouts, descriptions of versions, and requests from files.
 //!
 //! TensorFlow Serving's API and the Open Inference Protocol use it, over HTTP and over gRPC, and
 //! so do warm-up and rollouts. The routes are in `server`.

@@ -1,5 +1,5 @@
-//! The section `[recogniser]` of a model: it maps a recording to the model's inputs, and its
-//! outputs to labels.
+//! The section `[recogniser]` of a model. It maps a recording to the model's inputs, and the
+//! model's outputs to labels.
 //!
 //! [`Recogniser::parse`] refuses every error in the text alone. [`Recogniser::check`] compares the
 //! section with a model's signature. The times of the section are converted to counts of windows

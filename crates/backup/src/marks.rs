@@ -1,5 +1,5 @@
-//! Marks in the store: a backup and a removal of objects must not run at the same time, even on
-//! different servers.
+//! Marks in the store. They keep a backup and a removal of objects from running at the same time,
+//! even on different servers.
 //!
 //! Each writes its mark first and then searches for marks of the other kind. At least one of two
 //! that start together therefore sees the other. A removal that sees a backup ends without removing

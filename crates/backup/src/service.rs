@@ -1,4 +1,4 @@
-//! The thread of backups: handles one request after the other, and makes the backups of the
+//! The thread of backups. It handles one request after the other, and makes the backups of the
 //! schedule.
 //!
 //! One thread does all work on the store, so that a server's own backups and removals never run at

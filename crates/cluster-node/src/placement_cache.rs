@@ -86,8 +86,8 @@ impl PlacedShards {
         }
     }
 
-    /// Returns the names of the nodes that should hold a shard, at most `copies`, first owner
-    /// first.
+    /// Returns the names of the nodes that should hold a shard, at most `copies`, in the order of
+    /// the placement.
     fn place(&mut self, key: &ShardKey, copies: usize) -> Vec<String> {
         if let Some(placed) = self.shards.get(key) {
             return self.names(placed, copies);

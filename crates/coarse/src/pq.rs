@@ -1,5 +1,5 @@
-//! Inverted lists encoded by 4-bit product quantisation of the residual: the vector minus the
-//! centre of its list.
+//! Inverted lists encoded by 4-bit product quantisation of residuals. The residual of a vector is
+//! the vector minus the centre of its list.
 //!
 //! The squared distance of a query `q` to a row `c + r` (centre and residual) is `|q - c|² - 2 <q,
 //! r> + |r|² + 2 <c, r>`. The first term belongs to the list and the last two to the row. The

@@ -1,4 +1,5 @@
-//! Choice of the lists to scan for a filter: by the allowed rows in them, and not by their number.
+//! Chooses the lists to scan for a filter. The number of allowed rows in the lists decides, and not
+//! the number of lists.
 //!
 //! A filter may be correlated with the vectors: all rows near the query may be excluded. A fixed
 //! number of lists then holds too few allowed rows, and recall falls. So the nearest lists are

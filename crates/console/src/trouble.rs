@@ -1,4 +1,4 @@
-//! Decides how severe the problems of a model are: the overview lists the worst models first, with
+//! Decides how severe the problems of a model are. The overview lists the worst models first, with
 //! one line of text.
 
 use lifecycle::{LifecycleState, ModelStatus, UpdateStatus};

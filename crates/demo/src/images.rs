@@ -1,4 +1,4 @@
-//! Demonstration of image search: images are put into a collection, and cropped, turned and
+//! Demonstration of image search. Adds images to a collection. Then cropped, turned and
 //! recompressed copies of some of them find their originals.
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Tensors of TensorFlow: made over bytes of ours without a copy, and wrapped as bytes of ours
-//! without a copy.
+//! Converts our bytes to tensors of TensorFlow, and tensors of TensorFlow to our bytes, without a
+//! copy.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::slice_from_raw_parts;

@@ -1,5 +1,5 @@
-//! Values of one condition in a hash table, so that a row costs the same for any number of values,
-//! and limits of numbers.
+//! Values of one condition in a hash table, and limits of numbers. With the table, a row costs the
+//! same for any number of values.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;

@@ -1,4 +1,4 @@
-//! The coarse filter on a GPU, if there is one: it compares every row and keeps the best.
+//! The coarse filter on a GPU, if there is one. It compares every row and keeps the best rows.
 //!
 //! The crate is always compiled and needs nothing of CUDA for that. At run time it opens the driver
 //! and compiles the kernels for the device with NVRTC. If something is missing, an error names it

@@ -1,5 +1,5 @@
-//! The thread beside each worker process: it starts the process, waits for its end, and starts it
-//! again, or lets a spare process take its place.
+//! The thread beside each worker process. It starts the process and waits for its end. Then it
+//! starts the process again, or lets a spare process take its place.
 //!
 //! The system ends a worker process when the thread that started it ends (`PR_SET_PDEATHSIG`). So
 //! this thread ends with its session.

@@ -1,4 +1,4 @@
-//! Puts labels and faults in time order: each waits until no entry that starts earlier can come.
+//! Puts labels and faults in time order. Each waits until no earlier entry can come.
 //!
 //! An event of an hour would delay every event that starts after it. So at most [`WAITING_MAX`]
 //! entries wait; then the earliest leaves, even if an earlier one may follow.

@@ -1,4 +1,4 @@
-//! Labels events of any number of classes; each class has its own detector.
+//! Labels events of any number of classes. Each class has its own detector.
 
 use crate::Label;
 use crate::recogniser::EventSettings;

@@ -192,8 +192,8 @@ pub(crate) fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let cores = loadgen::machine::cores();
     let setup = AudioSetup { args: &args, env, recording, short, cores };
     let cells = if args.wants(AudioPart::Sweep) { setup.sweep()? } else { Vec::new() };
-    let (jemalloc, system) =
-        if args.wants(AudioPart::Memory) { setup.memory()? } else { (None, None) };
+    let MemoryFigures { jemalloc, system } =
+        if args.wants(AudioPart::Memory) { setup.memory()? } else { MemoryFigures::default() };
     let against = if args.wants(AudioPart::Python) { setup.python()? } else { None };
     let measured = report::AudioFigures { cells, jemalloc, system, against, clips: count, cores };
     let report = AudioReport::new(&args, measured, watch.context(None));
@@ -202,6 +202,13 @@ pub(crate) fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
         loadgen::report::write_file(path, report.html()?.as_bytes())?;
     }
     args.png.as_deref().map_or(Ok(()), |dir| report.write_png(dir))
+}
+
+/// Memory of a run with each allocator. `None` if the allocator was not measured.
+#[derive(Default)]
+struct MemoryFigures {
+    jemalloc: Option<AllocatorMemory>,
+    system: Option<AllocatorMemory>,
 }
 
 impl AudioSetup<'_> {
@@ -252,7 +259,7 @@ impl AudioSetup<'_> {
 
     /// Measures the memory of this program, and of the program with the system's allocator if there
     /// is one.
-    fn memory(&self) -> Result<(Option<AllocatorMemory>, Option<AllocatorMemory>)> {
+    fn memory(&self) -> Result<MemoryFigures> {
         let progress = StepProgress::new(2);
         let one = |program: &Path, name: &str| -> Result<Option<AllocatorMemory>> {
             progress.say(format!("{} minutes with {name}", self.args.minutes));
@@ -268,9 +275,10 @@ impl AudioSetup<'_> {
                 "memory with the system's allocator is left out: no {SYSTEM_BINARY}; run `make bench-audio`, or give \
                  --system-binary PATH"
             ));
-            return Ok((jemalloc, None));
+            return Ok(MemoryFigures { jemalloc, system: None });
         };
-        Ok((jemalloc, one(&other, "the system's allocator")?))
+        let system = one(&other, "the system's allocator")?;
+        Ok(MemoryFigures { jemalloc, system })
     }
 
     /// Runs this program and the package in turn, on one thread and one core.

@@ -1,5 +1,5 @@
-//! `bench overhead --tracing`: the processor time of a server that traces requests beside that of
-//! servers that do not.
+//! `bench overhead --tracing`. Compares the processor time of a server that traces requests with
+//! that of servers that do not.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! Backups of whole collections of a cluster, made from its store only: no holder takes part, so no
-//! search is slower.
+//! Backups of whole collections of a cluster. They are made from its store only. No holder takes
+//! part, so no search is slower.
 //!
 //! A backup has the newest snapshot of each shard and the log from there on. Before anything is
 //! copied, the ends of all logs are read. So the backup has every write that was acknowledged

@@ -1,5 +1,5 @@
-//! Measures the number of lists to scan on the data, with rows held out as queries as for the other
-//! index.
+//! Measures how many lists a query must scan. Rows that are held out from the data serve as
+//! queries, as for the other index.
 //!
 //! Recall is measured with the exact vectors, because an index with error bounds is meant to be
 //! used with them. The bounds decide everything except the number of lists, so that is the only
