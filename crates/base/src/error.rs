@@ -217,8 +217,8 @@ impl ErrorKind {
 
 impl PartialEq for Error {
     fn eq(&self, other: &Error) -> bool {
-        let said = |error: &Error| (error.0.kind, error.0.retry_after);
-        said(self) == said(other) && self.0.message == other.0.message
+        let kind_and_retry = |error: &Error| (error.0.kind, error.0.retry_after);
+        kind_and_retry(self) == kind_and_retry(other) && self.0.message == other.0.message
     }
 }
 

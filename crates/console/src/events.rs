@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use transport::access::{KeyRole, Operation};
 use transport::{Reply, Shared, set_stream_headers};
 
-use crate::{EVENTS_VIEWERS_MAX, News, Page, tick};
+use crate::{EVENTS_VIEWERS_MAX, Page, PageUpdate, tick};
 
 /// Maximum events that wait for one viewer.
 const EVENTS_WAITING_MAX: usize = 1;
@@ -48,8 +48,8 @@ async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     transport::access::check_same_site(headers)?;
     let permit = page.viewers.clone().try_acquire_owned().map_err(|_| full())?;
     // Subscribed before the history is read, so that no second is missing between them.
-    let news = page.news.subscribe();
-    if matches!(*news.borrow(), News::End) {
+    let updates = page.updates.subscribe();
+    if matches!(*updates.borrow(), PageUpdate::End) {
         return Err(Error::unavailable("the server is shutting down"));
     }
     let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
@@ -62,7 +62,7 @@ async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     let access = page.access.clone();
     let headers = headers.clone();
     let permitted = move || access.permits(&headers, &Operation::new(KeyRole::Read));
-    tokio::spawn(feed(first, news, sender, VIEWER_STALL_MAX, permitted, permit));
+    tokio::spawn(feed(first, updates, sender, VIEWER_STALL_MAX, permitted, permit));
     let body = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
     let mut response = Response::new(Body::from_stream(body));
     set_stream_headers(response.headers_mut(), "text/event-stream");
@@ -89,7 +89,7 @@ pub(crate) fn frame(event: &str, json: &str) -> Bytes {
 /// false, or the server stops. Then the permit is free again.
 async fn feed(
     first: Bytes,
-    mut news: watch::Receiver<News>,
+    mut updates: watch::Receiver<PageUpdate>,
     to: mpsc::Sender<Bytes>,
     stall: Duration,
     permitted: impl Fn() -> bool,
@@ -98,27 +98,27 @@ async fn feed(
     let mut next = Some(first);
     loop {
         if let Some(event) = next.take() {
-            let mut ended = news.clone();
+            let mut ended = updates.clone();
             let sent = tokio::select! {
                 sent = tokio::time::timeout(stall, to.send(event)) => matches!(sent, Ok(Ok(()))),
-                _ = ended.wait_for(|news| matches!(news, News::End)) => false,
+                _ = ended.wait_for(|updates| matches!(updates, PageUpdate::End)) => false,
             };
             if !sent {
                 return;
             }
         }
         tokio::select! {
-            changed = news.changed() => if changed.is_err() { return },
+            changed = updates.changed() => if changed.is_err() { return },
             () = to.closed() => return,
         }
         // A log out or a new file of keys ends the rights of an open page too.
         if !permitted() {
             return;
         }
-        next = match &*news.borrow_and_update() {
-            News::Tick(event) => Some(event.clone()),
-            News::Quiet => None,
-            News::End => return,
+        next = match &*updates.borrow_and_update() {
+            PageUpdate::Tick(event) => Some(event.clone()),
+            PageUpdate::Quiet => None,
+            PageUpdate::End => return,
         };
     }
 }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     struct Viewer {
-        news: watch::Sender<News>,
+        updates: watch::Sender<PageUpdate>,
         events: mpsc::Receiver<Bytes>,
         room: Arc<Semaphore>,
         permitted: Arc<AtomicBool>,
@@ -154,25 +154,25 @@ mod tests {
     }
 
     fn viewer(stall: Duration) -> Viewer {
-        let (news, room) = (watch::Sender::new(News::Quiet), Arc::new(Semaphore::new(1)));
+        let (updates, room) = (watch::Sender::new(PageUpdate::Quiet), Arc::new(Semaphore::new(1)));
         let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
         let permit = room.clone().try_acquire_owned().unwrap();
         let permitted = Arc::new(AtomicBool::new(true));
         let asked = permitted.clone();
         let task = tokio::spawn(feed(
             Bytes::from_static(b"first"),
-            news.subscribe(),
+            updates.subscribe(),
             sender,
             stall,
             move || asked.load(Ordering::Relaxed),
             permit,
         ));
-        Viewer { news, events, room, permitted, task }
+        Viewer { updates, events, room, permitted, task }
     }
 
     impl Viewer {
         async fn tell(&self, text: &'static str) {
-            self.news.send_replace(News::Tick(Bytes::from_static(text.as_bytes())));
+            self.updates.send_replace(PageUpdate::Tick(Bytes::from_static(text.as_bytes())));
             settle().await;
         }
     }
@@ -184,7 +184,7 @@ mod tests {
             assert_eq!(viewer.events.recv().await.unwrap(), "first");
             viewer.tell("one").await;
             assert_eq!(viewer.events.recv().await.unwrap(), "one");
-            viewer.news.send_replace(News::End);
+            viewer.updates.send_replace(PageUpdate::End);
             assert_eq!(viewer.events.recv().await, None);
             viewer.task.await.unwrap();
             assert_eq!(viewer.room.available_permits(), 1);
@@ -239,7 +239,7 @@ mod tests {
             let viewer = viewer(LONG * 10);
             settle().await;
             viewer.tell("one").await;
-            viewer.news.send_replace(News::End);
+            viewer.updates.send_replace(PageUpdate::End);
             viewer.task.await.unwrap();
         });
     }

@@ -59,7 +59,7 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Next event of open pages.
 #[derive(Clone, Default)]
-enum News {
+enum PageUpdate {
     /// No event since the start.
     #[default]
     Quiet,
@@ -100,7 +100,7 @@ pub struct Page {
     settings: Box<dyn Fn() -> Vec<SettingsSection> + Send + Sync>,
     shown: ShownConfig,
     server_watch: Mutex<ServerWatch>,
-    news: channel::Sender<News>,
+    updates: channel::Sender<PageUpdate>,
     viewers: Arc<Semaphore>,
     details: Arc<Semaphore>,
 }
@@ -122,7 +122,7 @@ impl Page {
             settings,
             shown,
             server_watch: Mutex::new(watched),
-            news: channel::Sender::new(News::Quiet),
+            updates: channel::Sender::new(PageUpdate::Quiet),
             viewers: Arc::new(Semaphore::new(EVENTS_VIEWERS_MAX)),
             details: Arc::new(Semaphore::new(detail::DETAILS_MAX)),
         }
@@ -144,8 +144,8 @@ impl Page {
     /// Reads the state of all versions, and notifies open pages.
     fn tick(&self) {
         self.scan();
-        if self.news.receiver_count() > 0 {
-            self.news.send_replace(News::Tick(events::frame("tick", &tick::tick(self))));
+        if self.updates.receiver_count() > 0 {
+            self.updates.send_replace(PageUpdate::Tick(events::frame("tick", &tick::tick(self))));
         }
     }
 }
@@ -175,5 +175,5 @@ pub async fn watch(page: Arc<Page>, mut stop: channel::Receiver<bool>) {
             tracing::error!(%error, "the page's figures could not be read");
         }
     }
-    page.news.send_replace(News::End);
+    page.updates.send_replace(PageUpdate::End);
 }

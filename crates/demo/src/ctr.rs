@@ -18,7 +18,7 @@ pub(crate) const TABLES: usize = 26;
 const DIMENSION: usize = 32;
 /// Number of dense features.
 pub(crate) const DENSE: usize = 13;
-/// Rows of the tables at the natural size (1.6 GB): six big, ten middling, ten small.
+/// Rows of the tables at the natural size (1.6 GB): six large, ten medium, ten small.
 const NATURAL_ROWS: [(usize, u64); 3] = [(6, 1_600_000), (10, 310_000), (10, 4_000)];
 /// Version of the operator set.
 const OPSET: i64 = 18;
@@ -28,7 +28,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 const TABLE_STREAM: u64 = 1 << 32;
 /// Embeddings are uniform within plus or minus this.
 const TABLE_SCALE: f32 = 0.5;
-/// Tables that differ between a content and its [`CtrContent::with_tenth`]: four middling ones,
+/// Tables that differ between a content and its [`CtrContent::with_tenth`]: four of medium size,
 /// which hold 9.7 % of the bytes.
 const TENTH: std::ops::Range<usize> = 6..10;
 

@@ -120,8 +120,8 @@ impl ModuleBuilder {
                 let dims = sizes(&parameter.dims);
                 let start =
                     i64::try_from(start).map_err(|_| Error::invalid("starts past any end"))?;
-                // SAFETY: the builder is alive, the names are NUL-terminated, there are as many
-                // sizes as said.
+                // SAFETY: the builder is alive, the names are NUL-terminated, there are
+                // `rank` sizes.
                 let code = unsafe {
                     let raw = self.raw.as_ptr();
                     let name = name.as_ptr();
@@ -143,8 +143,8 @@ impl ModuleBuilder {
         let number =
             element::to_torch(DType::F32).ok_or_else(|| Error::invalid("no such tensors"))?;
         let mut data: *mut c_void = null_mut();
-        // SAFETY: the builder is alive, the name NUL-terminated, there are as many sizes as said,
-        // the out-pointer is valid.
+        // SAFETY: the builder is alive, the name NUL-terminated, there are `rank` sizes, the
+        // out-pointer is valid.
         let code = unsafe {
             let raw = self.raw.as_ptr();
             let name = name.as_ptr();

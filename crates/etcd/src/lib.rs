@@ -43,18 +43,19 @@ const ENDPOINTS_MAX: usize = 16;
 /// Maximum characters of a name that becomes part of keys.
 const NAME_CHARACTERS_MAX: usize = 128;
 
-/// Checks the name of a `thing` (node, cluster or fleet), which becomes part of keys.
+/// Checks a name that becomes part of keys. `owner` says what has the name: a node, a cluster or a
+/// fleet.
 ///
 /// # Errors
 /// `InvalidArgument` for other characters than letters, digits, `.`, `_` and `-`, and if the name
 /// is empty or too long.
-pub fn check_name(thing: &str, name: &str) -> Result<()> {
+pub fn check_name(owner: &str, name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if (1..=NAME_CHARACTERS_MAX).contains(&name.len()) && name.bytes().all(allowed) {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "{name:?} is not a valid name of a {thing}; use 1 to {NAME_CHARACTERS_MAX} letters, digits, dots, \
+        "{name:?} is not a valid name of a {owner}; use 1 to {NAME_CHARACTERS_MAX} letters, digits, dots, \
          hyphens and underscores"
     )))
 }

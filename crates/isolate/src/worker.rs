@@ -57,15 +57,15 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(no_server)?;
     let mut control = UnixStream::from(stdin);
     let mut request = receive_request(&control).map_err(no_server)?;
-    let gone = |e: std::io::Error| Error::unavailable("the server has ended").caused_by(e);
+    let disconnected = |e: std::io::Error| Error::unavailable("the server has ended").caused_by(e);
     if request.kind == Some(LIBRARY_REQUEST) {
-        let Some(message) = frame::read(&mut control).map_err(gone)? else { return Ok(()) };
+        let Some(message) = frame::read(&mut control).map_err(disconnected)? else { return Ok(()) };
         let opened = LibraryMessage::decode(&message)
             .and_then(|message| open_library(open(&message.engine)?, message.idle));
-        frame::write(&mut control, encode_library_opened(&opened)).map_err(gone)?;
-        request = receive_request(&control).map_err(gone)?;
+        frame::write(&mut control, encode_library_opened(&opened)).map_err(disconnected)?;
+        request = receive_request(&control).map_err(disconnected)?;
     }
-    let Some(message) = frame::read(&mut control).map_err(gone)? else { return Ok(()) };
+    let Some(message) = frame::read(&mut control).map_err(disconnected)? else { return Ok(()) };
     let mut run_memory = None;
     let loaded = LoadMessage::decode(&message).and_then(|message| {
         let engine = open(&message.engine)?;
@@ -73,7 +73,8 @@ pub fn run_worker(open: impl Fn(&str) -> Result<Arc<dyn Engine>>) -> Result<()> 
         load(engine, message)
     });
     // The session stays alive until the end of the process.
-    let serves = reply_to_load(&loaded, request.sockets, run_memory, &mut control).map_err(gone)?;
+    let serves =
+        reply_to_load(&loaded, request.sockets, run_memory, &mut control).map_err(disconnected)?;
     if !serves {
         return Ok(());
     }

@@ -75,8 +75,9 @@ impl Reference {
 }
 
 /// Parses the last line that is a result. Packages may print before it.
-fn parse(said: &str) -> Result<PythonRun> {
-    said.lines()
+fn parse(output: &str) -> Result<PythonRun> {
+    output
+        .lines()
         .rev()
         .find_map(|line| serde_json::from_str(line).ok())
         .ok_or_else(|| Error::internal("the reference printed no answer"))
@@ -109,8 +110,8 @@ mod tests {
 
     #[test]
     fn results_may_follow_other_output() {
-        let said = "loading\n{\"seconds\": 1.5, \"segments\": [[0, 1.25]]}\n\n";
-        let answer = parse(said).unwrap();
+        let output = "loading\n{\"seconds\": 1.5, \"segments\": [[0, 1.25]]}\n\n";
+        let answer = parse(output).unwrap();
         assert_eq!((answer.seconds, answer.segments), (1.5, vec![(0.0, 1.25)]));
         assert!(parse("nothing").is_err());
     }

@@ -96,7 +96,7 @@ impl<'a> Arms<'a> {
 
     /// Sends requests to every arm for a while, without measuring. Returns failures and wrong
     /// answers.
-    pub(super) fn acquaint(&self) -> Result<Vec<(BatchArm, Faults)>> {
+    pub(super) fn warm_up(&self) -> Result<Vec<(BatchArm, Faults)>> {
         let clients =
             self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
         let time = if self.args.quick { self.args.time } else { ACQUAINTANCE };

@@ -213,7 +213,7 @@ fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Resul
     for round in 0..args.rounds {
         let arms = Arms::start(args, env, workload, round)?;
         progress.say(format!("{model}: letting every arm see its requests"));
-        let warm_up = arms.acquaint()?;
+        let warm_up = arms.warm_up()?;
         let first = turns.len();
         for &clients in &args.clients {
             for arm in (0..2 * args.passes).flat_map(|turn| args.order(turn % 2 == 1)) {

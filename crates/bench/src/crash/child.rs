@@ -23,7 +23,7 @@ const NO_ROOM: Duration = Duration::from_millis(20);
 pub(super) fn run(args: &CrashArgs, directory: &Path) -> Result<()> {
     let collection = args.open(directory)?;
     let reports = Mutex::new(std::io::stdout());
-    tell(&reports, READY, 0)?;
+    send_report(&reports, READY, 0)?;
     let script = Script { seed: args.seed, writers: args.writers, ids: args.ids };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..args.writers)
@@ -69,12 +69,13 @@ fn write(
                 }
             }
         }
-        tell(reports, writer as u8, number)?;
+        send_report(reports, writer as u8, number)?;
     }
     Ok(())
 }
 
-fn tell(reports: &Mutex<std::io::Stdout>, writer: u8, number: u64) -> Result<()> {
+/// Reports to the parent that the change `number` of the thread `writer` was acknowledged.
+fn send_report(reports: &Mutex<std::io::Stdout>, writer: u8, number: u64) -> Result<()> {
     let mut report = [writer; REPORT_BYTES];
     report[1..].copy_from_slice(&number.to_le_bytes());
     let mut out = reports.lock().unwrap_or_else(PoisonError::into_inner);

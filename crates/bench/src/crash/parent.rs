@@ -234,7 +234,7 @@ impl Expected {
                 self.points.insert(change.id, change.version);
             }
         }
-        let tell = |figures: &CrashFigures, what: String| {
+        let add_problem = |figures: &CrashFigures, what: String| {
             if figures.lost + figures.corrupt <= TOLD_MAX {
                 progress.line(&what);
             }
@@ -252,11 +252,14 @@ impl Expected {
                     } else {
                         figures.corrupt += 1
                     }
-                    tell(figures, format!("point {id}: version {version:?} is not what is there"));
+                    add_problem(
+                        figures,
+                        format!("point {id}: version {version:?} is not what is there"),
+                    );
                 }
                 Err(error) => {
                     figures.corrupt += 1;
-                    tell(figures, format!("point {id}: {error}"));
+                    add_problem(figures, format!("point {id}: {error}"));
                 }
             }
         }
@@ -265,10 +268,13 @@ impl Expected {
         let there = self.points.values().flatten().count() as u64;
         if collection.count() != there {
             figures.corrupt += 1;
-            tell(figures, format!("{} points are counted, {there} are there", collection.count()));
+            add_problem(
+                figures,
+                format!("{} points are counted, {there} are there", collection.count()),
+            );
         }
         figures.corrupt += status.quarantined_count;
-        status.quarantined.iter().for_each(|what| tell(figures, what.to_string()));
+        status.quarantined.iter().for_each(|what| add_problem(figures, what.to_string()));
     }
 }
 

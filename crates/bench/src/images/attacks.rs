@@ -185,16 +185,16 @@ fn rotate(image: &Image, variant: usize) -> Image {
     let (sin, cos) = angle.to_radians().sin_cos();
     let (width, height) = (f64::from(image.width), f64::from(image.height));
     // The second and third variant keep the frame, so their corners are lost.
-    let (wide, high) = if variant == 0 {
+    let (new_width, new_height) = if variant == 0 {
         (width * cos + height * sin.abs(), width * sin.abs() + height * cos)
     } else {
         (width, height)
     };
-    let wide = wide.ceil();
-    let high = high.ceil();
-    image_of(wide as u32, high as u32, |x, y| {
-        let along = f64::from(x) - (wide - 1.0) / 2.0;
-        let down = f64::from(y) - (high - 1.0) / 2.0;
+    let new_width = new_width.ceil();
+    let new_height = new_height.ceil();
+    image_of(new_width as u32, new_height as u32, |x, y| {
+        let along = f64::from(x) - (new_width - 1.0) / 2.0;
+        let down = f64::from(y) - (new_height - 1.0) / 2.0;
         let from_x = cos * along - sin * down;
         let from_y = sin * along + cos * down;
         between(image, from_x + (width - 1.0) / 2.0, from_y + (height - 1.0) / 2.0)

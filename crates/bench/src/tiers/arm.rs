@@ -70,7 +70,7 @@ impl ArmProcess {
         let from = BufReader::new(from);
         let ready = WorkerReady { warmed: 0, note: None };
         let mut process = ArmProcess { arm: job.arm, cache, job, ready, child, to, from };
-        process.ready = process.hear()?;
+        process.ready = process.receive()?;
         Ok(process)
     }
 
@@ -83,18 +83,20 @@ impl ArmProcess {
     }
 
     pub(super) fn turn(&mut self, order: &TurnOrder) -> Result<TurnResult> {
-        self.tell(order)?;
-        self.hear()
+        self.send(order)?;
+        self.receive()
     }
 
-    fn tell(&mut self, order: &impl Serialize) -> Result<()> {
+    /// Sends a message to the process of the arm, as a line of JSON.
+    fn send(&mut self, order: &impl Serialize) -> Result<()> {
         let text =
             serde_json::to_string(order).map_err(|e| Error::internal("an order").caused_by(e))?;
         let to = self.to.as_mut().ok_or_else(|| Error::internal("an arm without input"))?;
         writeln!(to, "{text}").and_then(|()| to.flush()).map_err(|e| self.ended(&e.to_string()))
     }
 
-    fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+    /// Receives a message of the process of the arm.
+    fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
         match self.from.read_line(&mut line) {
             Ok(0) => Err(self.ended("it said nothing")),

@@ -100,9 +100,11 @@ impl Peers {
         Ok(self)
     }
 
-    fn failure(&self, what: &str, said: &[u8]) -> Error {
-        let said = String::from_utf8_lossy(said);
-        let last = said
+    /// Returns the error of the script. `what` is the problem, and the last line of `output` is the
+    /// reason.
+    fn failure(&self, what: &str, output: &[u8]) -> Error {
+        let output = String::from_utf8_lossy(output);
+        let last = output
             .lines()
             .rfind(|line| !line.trim().is_empty())
             .unwrap_or("it said nothing")

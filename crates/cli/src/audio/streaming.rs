@@ -158,11 +158,11 @@ impl StreamingClient {
         if !(200..300).contains(&status) {
             let mut text = String::new();
             let _ = body.take(ERROR_BYTES_MAX).read_to_string(&mut text);
-            let said = serde_json::from_str::<serde_json::Value>(&text)
+            let message = serde_json::from_str::<serde_json::Value>(&text)
                 .ok()
                 .and_then(|json| json.get("error")?.as_str().map(str::to_owned));
-            let said = said.unwrap_or_else(|| text.trim().to_owned());
-            return Err(Error::invalid(format!("the server answered {status}: {said}")));
+            let message = message.unwrap_or_else(|| text.trim().to_owned());
+            return Err(Error::invalid(format!("the server answered {status}: {message}")));
         }
         let mut lines = BufReader::new(body);
         let mut line = Vec::new();
