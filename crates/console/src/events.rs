@@ -101,7 +101,7 @@ async fn feed(
             let mut ended = updates.clone();
             let sent = tokio::select! {
                 sent = tokio::time::timeout(stall, to.send(event)) => matches!(sent, Ok(Ok(()))),
-                _ = ended.wait_for(|updates| matches!(updates, PageUpdate::End)) => false,
+                _ = ended.wait_for(|update| matches!(update, PageUpdate::End)) => false,
             };
             if !sent {
                 return;
