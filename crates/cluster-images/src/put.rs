@@ -425,10 +425,10 @@ impl ImagePut<'_> {
     /// A proxy between the nodes may send a write twice. The owner then refuses the repetition, and
     /// the image that the lookup finds is this upload's own.
     ///
-    /// # Errors `Unavailable` with retry advice after [`CONFLICTS_MAX`] conflicts; errors of the
-    /// lookup and of the write. [`was_not_written`] is false if the outcome of a write is unknown,
-    /// or if the lookup after a conflict fails. Such a lookup does not show that no point names the
-    /// original.
+    /// # Errors
+    /// `Unavailable` with retry advice after [`CONFLICTS_MAX`] conflicts; errors of the lookup and
+    /// of the write. [`was_not_written`] is false if the outcome of a write is unknown, or if the
+    /// lookup after a conflict fails. Such a lookup does not show that no point names the original.
     async fn write_unless_present(
         &self,
         upload: &StoredUpload,

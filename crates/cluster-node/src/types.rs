@@ -211,7 +211,7 @@ impl From<StoreReading> for StoreAccess {
 }
 
 impl StoreAccess {
-    /// Returns the access as the decisions of the cluster know it.
+    /// Converts the access to the type of the crate `cluster`, which makes the decisions.
     fn reading(&self) -> StoreReading {
         match self {
             StoreAccess::Unknown => StoreReading::Unknown,

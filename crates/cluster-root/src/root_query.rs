@@ -60,8 +60,8 @@ pub(super) struct QueriedCollection<'a> {
 /// Settings of a query with mmr.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MmrChoice {
-    /// From 0 to 1. At 0 only the similarity to the query counts, at 1 only the difference between
-    /// the hits.
+    /// Weight of the difference between hits, 0 to 1. At 0 only the similarity to the query counts,
+    /// at 1 only the difference.
     pub(super) diversity: f32,
     /// Maximum hits to choose from.
     pub(super) candidates: usize,

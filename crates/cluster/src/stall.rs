@@ -44,7 +44,7 @@ pub enum StalledServiceChange {
 /// Mark of a copy that stalled and has not reached the end of the log since.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StallMark {
-    /// Time of the mark, or of the last change of the service.
+    /// Time of the mark, or of the last time at which the copy began or stopped to serve.
     changed: Instant,
     /// Time since which the next entry cannot be applied. `None` if the copy applies its log, or if
     /// none is open.

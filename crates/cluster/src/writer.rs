@@ -81,7 +81,7 @@ pub enum WriterAction<B> {
     /// Read the log's floor and report [`WriterEvent::Floor`]. The read must start after this
     /// action.
     ReadFloor(RequestId),
-    /// Apply writes, in this order. Those from before the fence may be of removed entries, so
+    /// Apply writes, in this order. Writes before the fence may come from removed entries. So
     /// snapshots need a reader of their own, which compares each position with the floor.
     Apply(EntryNumber, B),
     /// Tell the client that its batch is durable.

@@ -180,8 +180,8 @@ pub struct ScanParams {
 
 impl ScanParams {
     /// Effort of a search that misses no row: all clusters, and bounds of errors that practically
-    /// always hold. Of a segment with product quantisation and more than 65,536 allowed rows, it
-    /// compares the best so many by looked-up sums.
+    /// always hold. In a segment with product quantisation and more than 65,536 allowed rows, it
+    /// compares only the 65,536 rows with the best looked-up sums.
     pub const EXACT: ScanParams = ScanParams { probes: usize::MAX, refine: HITS_MAX };
 
     /// Returns true if the search scans every cluster, as [`ScanParams::EXACT`] does.

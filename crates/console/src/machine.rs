@@ -142,7 +142,7 @@ impl MachineWatch {
     }
 
     /// Returns the threads, and the number of cores in use since the last reading. The number is
-    /// `None` without that reading, and if it is too old or too new to compare with.
+    /// `None` if there was no reading, or if it is too old or too new to compare with.
     fn since_last(&self, now: Instant) -> (Vec<Threads>, Option<f64>) {
         let mut last = self.last.lock();
         let threads = last.threads.scan(now);

@@ -135,10 +135,13 @@ fn free(spec: &TensorSpec, axis: usize) -> bool {
 impl BatchPlan {
     /// Resolves `options` against `signature`.
     ///
-    /// # Errors `InvalidArgument` that names the option that does not fit the model. The reasons
-    /// are an unknown input or output, an axis that is missing or fixed, and a padded input of
-    /// unknown rank. Another is a mask of the wrong rank or type. Another reason is an output
-    /// without a cutting rule whose size follows the input or may do so (its rank is unknown).
+    /// # Errors
+    /// `InvalidArgument` that names the option that does not fit the model. The reasons are:
+    /// * an unknown input or output
+    /// * an axis that is missing or fixed
+    /// * a padded input of unknown rank
+    /// * a mask of the wrong rank or type
+    /// * an output without a cutting rule whose size follows the input, or whose rank is unknown
     pub fn new(signature: &Signature, options: &ScheduleOptions) -> Result<BatchPlan> {
         options.check()?;
         let mut inputs: Vec<InputPlan> = signature.inputs.iter().map(unpadded).collect();

@@ -41,7 +41,7 @@ pub(super) struct EtcdLogin {
 /// Token of the last login.
 #[derive(Debug, Default)]
 struct EtcdToken {
-    /// `None` before the first login, and if the token was refused or forgotten.
+    /// The token. `None` before the first login, and if the token was refused or forgotten.
     value: Option<HeaderValue>,
     /// Time at which a token was last forgotten.
     forgotten: Option<Instant>,

@@ -100,7 +100,8 @@ impl Gpu {
 
     /// Opens the GPU and compiles its kernels.
     ///
-    /// # Errors `NotFound` without a GPU; `Unimplemented` for a GPU that is too old; the errors of
+    /// # Errors
+    /// `NotFound` without a GPU; `Unimplemented` for a GPU that is too old; the errors of
     /// [`Nvrtc::open`].
     fn with_driver(options: &GpuOptions) -> Result<Arc<Gpu>> {
         let context = CudaContext::new(ORDINAL).map_err(|error| match error.0 {

@@ -120,9 +120,9 @@ fn start_runs(
     run_memory.map_or(Ok(()), os::process::limit_growth)
 }
 
-/// First byte of a request of the server, and the sockets that came with it.
+/// A request of the server.
 struct ServerRequest {
-    /// `None` if the server has closed its socket.
+    /// First byte. `None` if the server has closed its socket.
     kind: Option<u8>,
     sockets: Vec<OwnedFd>,
 }

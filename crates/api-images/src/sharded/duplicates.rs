@@ -88,7 +88,7 @@ pub enum StoredRecord {
 pub struct VerifyRequest {
     /// Minimum score of an accepted pair.
     pub accept: f32,
-    /// The records.
+    /// Records, each with the neighbours to compare it with.
     pub probes: Vec<NeighbourProbe>,
 }
 

@@ -257,7 +257,7 @@ pub(crate) fn selects_by_filter(body: &[u8]) -> bool {
     })
 }
 
-/// Feature that deletions of vectors need.
+/// Missing feature in the error of a request that deletes vectors.
 const NO_VECTOR: &str = "a point without a vector (delete the point, or replace its vector)";
 
 /// Returns the error for a request that deletes vectors.

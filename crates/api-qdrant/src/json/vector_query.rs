@@ -32,8 +32,8 @@ pub enum VectorQuery {
     Mmr {
         /// The vector to be similar to.
         target: VectorInput,
-        /// From 0 to 1. At 0 only the similarity to the target counts, at 1 only the difference
-        /// between hits.
+        /// Weight of the difference between hits, 0 to 1. At 0 only the similarity to the target
+        /// counts, at 1 only the difference.
         diversity: f32,
         /// Number of most similar points to choose from; the limit by default.
         candidates: Option<usize>,

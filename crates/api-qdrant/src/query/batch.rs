@@ -32,8 +32,8 @@ struct PlainQuery<'a> {
 pub(crate) struct BatchProgress {
     responses: Vec<QueryResponse>,
     budget: Option<ResponseBudget>,
-    /// Hits of queries that shared passes, by the position of the query, until they are used.
-    /// `None` before the passes.
+    /// Hits of queries that shared passes, by the position of the query, until they are used. The
+    /// list is `None` before the passes.
     shared: Option<Vec<Option<RankedHits>>>,
 }
 

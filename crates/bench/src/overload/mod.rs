@@ -44,8 +44,9 @@ const REQUESTS: u64 = 32;
 const CAPACITY_TIME: Duration = Duration::from_secs(5);
 /// Time at the start of each phase that does not count: queues fill in it.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Length of the load at capacity as a share of the overload's, and its maximum.
+/// Divisor of the overload's length that gives the length of the load at capacity.
 const AT_CAPACITY_SHARE: u32 = 3;
+/// Maximum length of the load at capacity.
 const AT_CAPACITY_MAX: Duration = Duration::from_secs(20);
 /// Moment of the overload until which memory may grow to its working size.
 const SETTLED: Duration = Duration::from_secs(10);

@@ -49,7 +49,7 @@ pub(super) struct DiskPeerFigures {
     points: Vec<DiskPeerPoint>,
 }
 
-/// One search setting, measured to choose the setting.
+/// Measurement of one search setting, from which the setting is chosen.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 struct DiskPeerPoint {
     setting: String,

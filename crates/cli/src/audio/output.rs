@@ -113,7 +113,7 @@ type LabelLines = LineWriter<LabelSink>;
 pub(crate) struct LabelOutput {
     format: LabelFormat,
     name: PathBuf,
-    /// `None` while a recording is being written.
+    /// The output. `None` while a recording is being written.
     out: Option<LabelLines>,
     /// True once a recording has been started.
     begun: bool,

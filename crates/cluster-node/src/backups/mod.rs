@@ -97,7 +97,7 @@ pub(crate) struct ClusterBackupOptions {
 /// Backups of all collections that are made without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupSchedule {
-    /// Interval.
+    /// Interval between two backups of a collection.
     pub every: Duration,
     /// Newest backups of a collection that stay; `None` keeps all.
     pub keep_newest: Option<usize>,

@@ -55,7 +55,7 @@ impl<'a> BlockSigns<'a> {
 
 /// One-bit codes of a part, and four-bit codes of its rows that are compared.
 struct PartCodes<'a> {
-    /// `None` if only rows are compared.
+    /// One-bit codes. `None` if only rows are compared.
     signs: Option<BlockSigns<'a>>,
     groups: LevelGroups,
     held: &'a HeldLevels,

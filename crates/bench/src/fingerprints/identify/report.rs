@@ -30,7 +30,7 @@ pub(super) struct IdentifyReport {
     /// Share of `exhaustive_queries` queries whose finger comes first if every print is compared.
     /// `None` without such queries.
     exhaustive_rank1: Option<f64>,
-    /// Share of these that the index and the matcher together put first.
+    /// Share of the same queries whose finger the index and the matcher together put first.
     rank1_same_queries: Option<f64>,
     exhaustive_queries: usize,
     /// Share of all queries whose finger has a higher score than all candidates: no search can

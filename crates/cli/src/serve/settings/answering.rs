@@ -20,8 +20,9 @@ static SILENT: Mutex<Vec<SilentCall>> = Mutex::new(Vec::new());
 
 /// Returns the result of `call` for the directory `dir`.
 ///
-/// # Errors The error of `call`. An error that names the directory if `call` does not end within
-/// `wait`. It is returned at once if an earlier call for the directory has not ended.
+/// # Errors
+/// The error of `call`. An error that names the directory if `call` does not end within `wait`, and
+/// at once if an earlier call for the directory has not ended.
 pub(super) fn in_time(
     dir: &Path,
     wait: Duration,
