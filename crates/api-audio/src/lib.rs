@@ -1,10 +1,10 @@
 //! `/v1/audio`: audio from an upload goes through a served model and becomes labels.
 //!
-//! Each recording has two threads of its own: "audio-N-in" waits for its bytes and decodes them,
-//! "audio-N" asks the inference workers and writes the response, so that labels leave while an
-//! upload pauses. There are as many pairs as [`AudioConfig::recordings_max`]. Connection threads
-//! only move bytes through two bounded queues, so the memory does not grow with the length of a
-//! recording.
+//! Each recording has two threads of its own. "audio-N-in" waits for its bytes and decodes them.
+//! "audio-N" submits runs to the inference workers and writes the response. So labels are sent
+//! while an upload pauses. There are as many pairs as [`AudioConfig::recordings_max`]. Connection
+//! threads only move bytes through two bounded queues, so the memory does not grow with the length
+//! of a recording.
 //!
 //! # Modules
 //! * Routes: `endpoints` and `speakers` answer, `state` is what they share, `config` their

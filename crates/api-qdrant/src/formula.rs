@@ -350,8 +350,8 @@ fn distance(one: GeoPlace, other: GeoPlace) -> f64 {
     let half_square = |difference: f64| (difference.to_radians() / 2.0).sin().powi(2);
     let chord = half_square(other.lat - one.lat)
         + first.cos() * second.cos() * half_square(other.lon - one.lon);
-    // Rounding takes the value for opposite places above 1, where the arcsine is not a number, and
-    // that of latitudes beyond the poles, which payloads may have, below 0.
+    // For opposite places, rounding can raise the value above 1, where the arcsine is not a number.
+    // Payloads may have latitudes beyond the poles, for which the value can be below 0.
     2.0 * EARTH_RADIUS * chord.clamp(0.0, 1.0).sqrt().asin()
 }
 

@@ -1,11 +1,10 @@
-//! Stalled copies of a shard. A holder cannot apply the next entry of the log if its disk is full,
-//! or if the entry is damaged or has an operation of a newer version. The decisions to withdraw and
-//! to serve such a copy, to answer a read from it, and to refuse writes if all holders have full
-//! disks.
+//! Decisions about stalled copies of a shard: when one is withdrawn or serves again, when it
+//! answers a read, and when writes are refused because all holders have full disks.
 //!
-//! A stalled copy keeps all of its data and lacks later changes. Its node marks it in etcd as it
-//! marks a damaged one, until the copy is at the end of the log again. The copy is not replaced
-//! from the store, which would need more space.
+//! A copy stalls if its holder cannot apply the next entry of the log. The reason is a full disk, a
+//! damaged entry, or an operation of a newer version. A stalled copy keeps all of its data and
+//! lacks later changes. Its node marks it in etcd as it marks a damaged one, until the copy is at
+//! the end of the log again. The copy is not replaced from the store, which would need more space.
 
 use std::time::{Duration, Instant};
 

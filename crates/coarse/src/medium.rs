@@ -1,8 +1,8 @@
 //! Access to codes that lie on a medium.
 //!
-//! Lists are contiguous in their sections, so a query reads parts of the lists that it scans, and
-//! groups of the rows that it compares by finer codes. The division of sections into parts depends
-//! on the index alone, so that queries share cached ones.
+//! Lists are contiguous in their sections. So a query reads parts of the lists that it scans. It
+//! also reads groups of the rows that it compares by finer codes. The division of sections into
+//! parts depends on the index alone, so that queries share cached parts.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -10,9 +10,9 @@ use crate::RowSet;
 /// If the goal is not reached in this many times the expected lists, the query is far from the
 /// allowed rows.
 const FAR_LISTS: f64 = 1.25;
-/// Part of the expected lists that is nearest to the query, at least one list. If they hold less
-/// than half of the allowed rows that an uncorrelated filter leaves of their rows, the query is far
-/// from the allowed rows too.
+/// Part of the expected lists that is nearest to the query, at least one list. An uncorrelated
+/// filter would leave some of their rows. If they hold less than half as many allowed rows, the
+/// query is far from the allowed rows too.
 const NEAREST_PART: usize = 8;
 /// Allowed rows that the nearest lists must be expected to hold before they are judged. Fewer vary
 /// too much by chance.

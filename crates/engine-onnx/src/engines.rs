@@ -79,8 +79,8 @@ impl OnnxEngine {
 fn one_at_a_time<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    // A thread of idle priority could hold the lock for minutes on a busy machine, while no other
-    // load of this engine can begin, not even one that escalated.
+    // On a busy machine, a thread of idle priority could hold the lock for minutes. Meanwhile no
+    // other load of this engine can begin, not even one that escalated.
     os::background::at_low_priority(move || {
         let _one_at_a_time = OPENING.lock();
         work()

@@ -74,10 +74,10 @@ impl Session for OnnxSession {
             positions.iter().map(|&at| self.outputs.c_names[at].as_ptr()).collect();
         let mut results: SmallVec<[*mut sys::OrtValue; INLINE_MAX]> =
             SmallVec::from_elem(null_mut(), names.len());
-        // SAFETY: the session is alive and may run on many threads at once; names and values are
-        // arrays of the lengths given, the names NUL-terminated, the values alive (a handle has the
-        // layout of its pointer); the results are null pointers, which tells the library to
-        // allocate.
+        // SAFETY: the session is alive and may run on many threads at once. Names and values are
+        // arrays of the lengths given. The names are NUL-terminated, and the values are alive (a
+        // handle has the layout of its pointer). The results are null pointers, so that the library
+        // allocates.
         let ran = unsafe {
             call!(
                 Run,

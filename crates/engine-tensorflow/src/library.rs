@@ -91,8 +91,8 @@ impl TensorFlowEngine {
         }
         let path = find(&self.search)?;
         let wanted = path.clone();
-        // A thread of idle priority could hold the lock for minutes on a busy machine, while no
-        // other load of this engine can begin, not even one that escalated.
+        // On a busy machine, a thread of idle priority could hold the lock for minutes. Meanwhile
+        // no other load of this engine can begin, not even one that escalated.
         let library = os::background::at_low_priority(move || open_once(&wanted))??;
         if library.path != path {
             return Err(Error::precondition(format!(

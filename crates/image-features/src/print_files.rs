@@ -146,8 +146,8 @@ impl FilePrints {
     }
 
     /// Returns the response to the upload of a file, from the results of its prints in the order of
-    /// [`FilePrints::write_order`]. For a file with several prints, it has the fields of the first
-    /// print of the file that is in the collection, and those of all prints. `own` is the payload
+    /// [`FilePrints::write_order`]. For a file with several prints, it has the fields of all
+    /// prints. It also has those of the first print that is in the collection. `own` is the payload
     /// of the caller.
     ///
     /// # Errors

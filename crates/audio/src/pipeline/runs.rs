@@ -10,7 +10,7 @@
 //!   here.
 //!
 //! A window of a lead-in belongs to two pieces and counts in the earlier one. Only the earliest
-//! piece's outputs leave at once; those of the others, which are small, wait. A window waits in
+//! piece's outputs leave at once. The outputs of the others are small and wait. A window waits in
 //! memory until its run starts, and pieces are opened only as far ahead as runs may be in flight.
 //! If windows arrive so slowly that a run is not full after a second, it starts with fewer windows
 //! if the model allows it.

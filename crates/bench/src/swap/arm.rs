@@ -37,9 +37,10 @@ const WARM_UP: Duration = Duration::from_secs(1);
 const SWAP_POLL: Duration = Duration::from_millis(200);
 /// Assumed rate of loading in bytes a second if no load was measured: the server's default.
 const LOAD_RATE: f64 = 800e6;
-/// Memory reserved for the changed parameters of the arm delta10: this share of the model's, and
-/// the unused parts of their last slots.
+/// Divisor of a model's bytes that gives the memory reserved for the changed parameters of the arm
+/// delta10.
 const DELTA_RESERVE_SHARE: u64 = 10;
+/// Memory reserved for the unused parts of the last slots of these parameters, in bytes.
 const DELTA_RESERVE_SPARE: u64 = 8 * MIB;
 const RESERVE_FLAG: &str = "--swap-reserve";
 /// jemalloc's own defaults instead of Millpond's settings, which are part of the comparison. If

@@ -7,9 +7,10 @@
 //!
 //! The estimate is unbiased over random rotations `P`. Its error is at most `e * |q - c| * |r| *
 //! sqrt((1 - s^2) / s^2) / sqrt(D - 1)` with `s = <x, r> / (|x| |r|)`, except with a probability
-//! that falls with `exp(-e^2 / 2)`: theorem 3.2 of the RaBitQ paper (see [`kernels::rabitq`]) for
-//! the signs; its extension of 2025 has the same estimator for more bits. `<x, P(q - c)>` is `<x,
-//! Pq> - <x, Pc>`, and the latter is known beforehand, so one table serves all lists.
+//! that falls with `exp(-e^2 / 2)`. For the signs, this is theorem 3.2 of the RaBitQ paper (see
+//! [`kernels::rabitq`]). Its extension of 2025 has the same estimator for more bits. `<x, P(q -
+//! c)>` is `<x, Pq> - <x, Pc>`, and the second product is known beforehand. So one table serves all
+//! lists.
 //!
 //! Costs are squared distances, or minus inner products for [`Metric::Dot`]: lower is nearer. The
 //! cost of a row is `offset + add + scale * <x, Pq>`, with the offset of the query and the list.
