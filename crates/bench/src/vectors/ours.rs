@@ -40,9 +40,37 @@ struct OurSetting {
     name: String,
     params: ScanParams,
     recall: f64,
-    /// Rate of each pass.
+    /// Queries per second of processor time, for each pass.
     qps: Vec<f64>,
+    /// Queries per second, for each pass.
     qps_wall: Vec<f64>,
+}
+
+impl OurSetting {
+    /// Repeats all queries for `time`, and adds their rates.
+    fn measure(
+        &mut self,
+        index: &dyn Coarse,
+        request: &CoarseRequest<'_>,
+        data: &VectorData,
+        time: Duration,
+        scratch: &mut CoarseScratch,
+    ) -> Result<()> {
+        let mut hits = Vec::new();
+        let started = Instant::now();
+        let processor = processor_time();
+        let mut count = 0;
+        while started.elapsed() < time {
+            for query in data.queries.chunks_exact(data.dims) {
+                index.search(query, request, scratch, &mut hits)?;
+            }
+            count += data.truth.len();
+        }
+        let used = processor_time().saturating_sub(processor).max(Duration::from_nanos(1));
+        self.qps.push(count as f64 / used.as_secs_f64());
+        self.qps_wall.push(count as f64 / started.elapsed().as_secs_f64());
+        Ok(())
+    }
 }
 
 impl OurIndex {
@@ -118,26 +146,13 @@ impl OurIndex {
             let work = || {
                 pin(core)?;
                 let mut scratch = CoarseScratch::default();
-                let mut hits = Vec::new();
                 for cell in &mut self.cells {
-                    let ask = CoarseRequest {
+                    let request = CoarseRequest {
                         params: cell.params,
                         exact: Some(&self.exact),
                         ..CoarseRequest::best(HITS)
                     };
-                    let started = Instant::now();
-                    let processor = processor_time();
-                    let mut count = 0;
-                    while started.elapsed() < time {
-                        for query in data.queries.chunks_exact(data.dims) {
-                            self.index.search(query, &ask, &mut scratch, &mut hits)?;
-                        }
-                        count += data.truth.len();
-                    }
-                    let used =
-                        processor_time().saturating_sub(processor).max(Duration::from_nanos(1));
-                    cell.qps.push(count as f64 / used.as_secs_f64());
-                    cell.qps_wall.push(count as f64 / started.elapsed().as_secs_f64());
+                    cell.measure(&*self.index, &request, data, time, &mut scratch)?;
                 }
                 Ok(())
             };
