@@ -251,7 +251,7 @@ async fn upload(
     id: &BackupId,
     mark: &Mark<'_>,
 ) -> Result<BackupReport> {
-    let BackupSource { named, settings, pinned } = *source;
+    let BackupSource { named, pinned, .. } = *source;
     let points = named.collection().count();
     context.progress.set_total(pinned.files().iter().map(|file| file.bytes).sum());
     let sent_before = context.progress.bytes_moved();
@@ -289,17 +289,42 @@ async fn upload(
                 check_room(context, named, mark, missing_bytes + replaced_bytes)?;
                 missing_bytes -= file.bytes - replaced_bytes;
                 uploaded_files += 1;
-                let key = context.store.object_key(named.name(), &object);
-                let opened = pinned.open(file)?;
-                let sent = context.upload(&UploadSource::File(&opened), &key).await;
-                sent.map_err(|error| error.context(&file.name))?
+                upload_file(context, source, file, &object).await?
             }
         };
         files.push(BackupFile { name: file.name.clone(), object, bytes: file.bytes, blake3 });
     }
+    let list = backup_list(source, id, points, files)?;
+    mark.put_list(&list).await?;
+    let uploaded_bytes = context.progress.bytes_moved() - sent_before;
+    let lists_read = known.lists_read;
+    Ok(BackupReport { uploaded_files, uploaded_bytes, lists_read, ..report(&list) })
+}
+
+/// Uploads a file as `object`. Returns the file's hash.
+async fn upload_file(
+    context: &BackupContext<'_>,
+    source: &BackupSource<'_>,
+    file: &PinnedFile,
+    object: &str,
+) -> Result<String> {
+    let key = context.store.object_key(source.named.name(), object);
+    let opened = source.pinned.open(file)?;
+    let sent = context.upload(&UploadSource::File(&opened), &key).await;
+    sent.map_err(|error| error.context(&file.name))
+}
+
+/// Returns the list of the backup `id` with `points` points.
+fn backup_list(
+    source: &BackupSource<'_>,
+    id: &BackupId,
+    points: u64,
+    files: Vec<BackupFile>,
+) -> Result<BackupList> {
+    let BackupSource { named, settings, pinned } = *source;
     let state = String::from_utf8(pinned.list()?)
         .map_err(|error| Error::internal("the list of files").caused_by(error.utf8_error()))?;
-    let list = BackupList {
+    Ok(BackupList {
         id: id.clone(),
         collection: named.name().to_owned(),
         source: named.points_name().to_owned(),
@@ -307,11 +332,7 @@ async fn upload(
         settings: settings.clone(),
         state,
         files,
-    };
-    mark.put_list(&list).await?;
-    let uploaded_bytes = context.progress.bytes_moved() - sent_before;
-    let lists_read = known.lists_read;
-    Ok(BackupReport { uploaded_files, uploaded_bytes, lists_read, ..report(&list) })
+    })
 }
 
 /// Checks that `bytes` more in the store leave the reserve of the collection's disk free. A backup

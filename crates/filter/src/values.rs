@@ -82,6 +82,7 @@ impl MatchValues {
 }
 
 impl ValueTable {
+    /// Sorts values by their type. A whole number is also found as the float of the same value.
     fn new(list: &[Value]) -> ValueTable {
         let mut table = ValueTable::default();
         for value in list {

@@ -145,6 +145,7 @@ impl ServiceShared {
         }
     }
 
+    /// Makes a backup and counts its bytes in the metrics.
     pub(super) fn back_up(
         &self,
         context: &BackupContext<'_>,
