@@ -226,8 +226,8 @@ impl ImagePut<'_> {
     /// Adds the image of a file, or all prints of a file with several.
     ///
     /// # Errors
-    /// As [`ImagePut::run`], and of [`ImagesState::upload_prints`]. Of several prints, an error of
-    /// one print is a result, unless all have one.
+    /// As [`ImagePut::run`] and [`ImagesState::upload_prints`]. If a file has several prints, an
+    /// error of one print is part of the answer, unless all prints have an error.
     pub(super) async fn run_file(&self, input: ImageInput) -> Result<FileAnswer> {
         let counted = |error: &Error| count(&self.context.state, error.kind().name());
         let prints = self.images.upload_prints(input, self.kind()).await;

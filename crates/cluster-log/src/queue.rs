@@ -44,7 +44,7 @@ pub(super) enum QueueSignal {
 
 type WriteAnswer = oneshot::Sender<Result<AppendOutcome>>;
 
-/// A write without an entry.
+/// A write that is in no entry yet.
 struct WaitingWrite {
     write: LogWrite,
     bytes: usize,

@@ -7,7 +7,7 @@ use base::{Error, Result};
 use symphonia::core::codecs::{
     CODEC_TYPE_NULL, CODEC_TYPE_OPUS, CODEC_TYPE_VORBIS, CodecParameters,
 };
-use symphonia::core::errors::Error as Wrong;
+use symphonia::core::errors::Error as ReaderError;
 use symphonia::core::formats::{FormatOptions, FormatReader, Track};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
 use symphonia::default::formats::{FlacReader, IsoMp4Reader, OggReader};
@@ -133,7 +133,7 @@ impl Packets {
             let mut stream =
                 MediaSourceStream::new(Box::new(bytes), MediaSourceStreamOptions::default());
             let options = FormatOptions { enable_gapless: true, ..FormatOptions::default() };
-            Ok::<Box<dyn FormatReader>, Wrong>(match container {
+            Ok::<Box<dyn FormatReader>, ReaderError>(match container {
                 Container::Flac => Box::new(FlacReader::try_new(stream, &options)?),
                 Container::Ogg => Box::new(OggReader::try_new(stream, &options)?),
                 Container::Mp4 => {
@@ -145,12 +145,12 @@ impl Packets {
         });
         let reader = match opened {
             Some(Ok(reader)) => reader,
-            Some(Err(Wrong::Unsupported(what))) => {
+            Some(Err(ReaderError::Unsupported(what))) => {
                 return Err(Error::unimplemented(format!(
                     "this kind of recording is not supported ({what}); {KNOWN}"
                 )));
             }
-            Some(Err(Wrong::IoError(error))) if error.kind() == ErrorKind::UnexpectedEof => {
+            Some(Err(ReaderError::IoError(error))) if error.kind() == ErrorKind::UnexpectedEof => {
                 return Err(Error::data_loss("the file ends before any audio"));
             }
             Some(Err(error)) => {
@@ -231,12 +231,14 @@ impl Packets {
         }
     }
 
-    /// Returns the step for a reader's error.
-    fn wrong(&mut self, error: Wrong) -> DecodeStep {
+    /// Returns the step after an error of the reader. Some errors only lose a packet.
+    fn step_after_error(&mut self, error: ReaderError) -> DecodeStep {
         self.errors += 1;
         match error {
-            Wrong::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => DecodeStep::End,
-            Wrong::ResetRequired => {
+            ReaderError::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                DecodeStep::End
+            }
+            ReaderError::ResetRequired => {
                 match first_sound_track(self.reader.tracks())
                     .map(|track| (track.id, track.codec_params.clone()))
                 {
@@ -245,7 +247,7 @@ impl Packets {
                 }
             }
             error if self.errors >= ERRORS_MAX => DecodeStep::Broken(error.to_string()),
-            Wrong::DecodeError(what) => DecodeStep::Lost { frames: 0, what: what.to_owned() },
+            ReaderError::DecodeError(what) => DecodeStep::Lost { frames: 0, what: what.to_owned() },
             error => DecodeStep::Broken(error.to_string()),
         }
     }
@@ -278,7 +280,7 @@ impl BlockReader for Packets {
         let reader = &mut self.reader;
         let packet = match guarded(|| reader.next_packet()) {
             None => return DecodeStep::Broken("the rest cannot be read".to_owned()),
-            Some(Err(error)) => return self.wrong(error),
+            Some(Err(error)) => return self.step_after_error(error),
             Some(Ok(packet)) => packet,
         };
         self.errors = 0;

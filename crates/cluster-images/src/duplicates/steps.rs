@@ -47,14 +47,15 @@ impl ShardPosition {
     }
 }
 
-/// An object of pairs.
+/// Object in the store that holds pairs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PairsPart {
     pub(super) name: String,
+    /// Number of pairs.
     pub(super) pairs: u64,
 }
 
-/// Everything about a job.
+/// State of a job at a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct JobStep {
     pub(super) progress: DuplicateProgress,

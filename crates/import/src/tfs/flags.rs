@@ -22,7 +22,7 @@ enum FlagType {
 struct Flag {
     name: &'static str,
     value: FlagType,
-    /// Effect here.
+    /// Effect in this server, for the help.
     help: &'static str,
     /// Reason why it has no effect.
     ignored: Option<&'static str>,
