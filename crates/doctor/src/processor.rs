@@ -73,7 +73,7 @@ fn features(info: &str) -> Check {
     Check::new("processor", CheckVerdict::warn_unless(has("avx2") || has("asimd")), found, meaning)
 }
 
-/// Judges the number of cores. `usable` are those that this process may use.
+/// Judges the number of cores. This process may use `usable` of `online` cores.
 fn cores(usable: usize, online: usize) -> Check {
     let found = if usable < online { format!("{usable} of {online}") } else { usable.to_string() };
     let meaning = match usable {
