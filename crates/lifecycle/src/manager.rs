@@ -75,7 +75,7 @@ pub(crate) struct ManagerChannels {
     pub(crate) scans: ScanRequests,
     /// Bytes up to which the pool is to be faulted in.
     pub(crate) prefault: Sender<u64>,
-    /// Order to the unload threads to leave versions in use behind.
+    /// Set at shutdown. The unload threads then stop waiting for versions that are still in use.
     pub(crate) abandon: Arc<AtomicBool>,
 }
 

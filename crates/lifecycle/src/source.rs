@@ -167,7 +167,7 @@ impl Scanner {
         }
     }
 
-    /// Takes the results of calls that have ended after their scan.
+    /// Stores the results of calls that ended after the scan that had begun them.
     fn begin_scan(&mut self) {
         for ended in self.calls.begin_scan() {
             match ended {

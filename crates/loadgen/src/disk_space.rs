@@ -5,7 +5,8 @@ use std::path::Path;
 use base::units::{GIB, format_bytes};
 use base::{Error, Result};
 
-/// Maximum of the bytes that a run leaves free. A small run leaves as many as it writes.
+/// Maximum bytes that must stay free beside the files of a run. A small run needs twice its own
+/// bytes.
 const SPARE_BYTES_MAX: u64 = GIB;
 
 /// Types of tmpfs and ramfs (statfs(2)).

@@ -147,9 +147,10 @@ impl Pose {
     }
 }
 
-/// Leaves the pairs that agree with the pose of the pairs `root` in `agreed`. First takes that
-/// pose, whose error grows with the distance, and then the pose fitted to the agreeing pairs.
-/// `near` is the tolerance of a position in the record's pixels.
+/// Replaces the content of `agreed` by the pairs that agree with one pose. The first pose is that
+/// of the two pairs `root`, which are indexes of `pairs`. It is then fitted to the agreeing pairs,
+/// [`FITS`] times. `near` is the tolerance of a position in pixels of the record. `agreed` is empty
+/// if no pose can be computed.
 pub(crate) fn verify(
     pairs: &[PointPair],
     root: (usize, usize),

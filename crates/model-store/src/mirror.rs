@@ -152,8 +152,8 @@ impl StoreMirror {
         StoreMirror::with_places(config, sources.iter().cloned().zip(places).collect())
     }
 
-    /// Opens the caches of stores that are open already. A store that is named twice is followed
-    /// once.
+    /// Opens the caches of `places`, which are stores with an open client. If several sources name
+    /// the same store, the first is followed.
     ///
     /// # Errors
     /// As [`StoreMirror::open`].

@@ -179,7 +179,8 @@ fn claim_name(version: u64) -> String {
     format!(".claim-{version}")
 }
 
-/// Chooses a number and keeps other publishers from it.
+/// Chooses the version number, which is `wanted` if it is stated, and claims it. Other publishers
+/// cannot claim it then.
 async fn claim(place: &StorePlace, wanted: Option<u64>) -> Result<NumberClaim> {
     let listing = group(&place.list().await?, &place.prefix, Some(""));
     let existing: BTreeSet<u64> = listing.models[""].versions.keys().copied().collect();

@@ -43,8 +43,8 @@ impl RegularFile {
     /// Reads the file, which may have at most `bytes_max` bytes. Call it once.
     ///
     /// # Errors
-    /// `InvalidData` for a longer file. `OutOfMemory` if its bytes cannot be allocated. Also the
-    /// errors of the file system, also for a directory.
+    /// `InvalidData` for a longer file. `OutOfMemory` if its bytes cannot be allocated. Otherwise
+    /// the error of the file system, for example for a directory.
     pub fn read(&self, bytes_max: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         // A vector that grows would copy a large file, and could have twice its length.

@@ -75,8 +75,9 @@ enum FieldLayout {
 struct RepeatedField {
     what: &'static str,
     count_max: u32,
-    /// Bytes for the first element, and for each one.
+    /// Bytes that the first element adds to `each`.
     first: u64,
+    /// Bytes for each element, including the first.
     each: u64,
     /// True if the bytes of an element are copied, as those of a string are.
     copied: bool,

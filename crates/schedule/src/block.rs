@@ -14,7 +14,7 @@ pub(crate) fn embed(
     });
 }
 
-/// Copies the corner of shape `small` out of `large`: the reverse of [`embed`].
+/// Returns a copy of the elements of `large` that [`embed`] wrote for a tensor of shape `shape`.
 pub(crate) fn corner(
     large: &[u8],
     large_shape: &[usize],

@@ -16,7 +16,8 @@ const MADE_BYTES_MAX: usize = 256 << 20;
 /// Maximum bytes made for a larger request, as a multiple of the bytes received.
 const GROWTH_MAX: usize = 4;
 
-/// Refuses a request whose items would become too many parts of at most `max_batch`.
+/// Refuses a request with more items than [`PARTS_MAX`] batches of `max_batch` items hold. Without
+/// batches the limit is [`ITEMS_MAX`].
 ///
 /// # Errors
 /// `InvalidArgument` with the allowed number of items.

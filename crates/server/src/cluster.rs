@@ -132,7 +132,8 @@ impl ClusterServing {
         Box::new(move || node.unready())
     }
 
-    /// Leaves the work of this node to others, before the listeners end.
+    /// Releases the logs that this node writes to other nodes, as [`ClusterNode::leave`]. Called
+    /// before the listeners end.
     pub(crate) async fn leave(&self) {
         self.node.leave().await;
     }

@@ -132,7 +132,7 @@ pub(crate) struct FrameCounter {
 }
 
 impl FrameCounter {
-    /// Counts the frames of a new connection.
+    /// Creates the counter of a new connection.
     pub(crate) fn new(metrics: &Arc<Metrics>) -> FrameCounter {
         FrameCounter {
             received: FrameScanner { skip: PREFACE_BYTES, ..FrameScanner::default() },

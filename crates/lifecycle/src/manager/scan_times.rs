@@ -11,7 +11,8 @@ use crate::{LifecycleEvent, Observer};
 pub(super) struct ScanTimes(BTreeMap<PathBuf, SystemTime>);
 
 impl ScanTimes {
-    /// Takes the times after a scan. Reports each changed and each removed one.
+    /// Replaces the times by those of the newest scan. Reports each directory whose time has
+    /// changed or is missing now.
     pub(super) fn update(&mut self, times: BTreeMap<PathBuf, SystemTime>, observer: &dyn Observer) {
         for (root, at) in &times {
             if self.0.get(root) != Some(at) {

@@ -105,7 +105,7 @@ impl Parameters {
     }
 }
 
-/// Result of earlier scans.
+/// Files that earlier scans of a version found, and the result if it is final.
 #[derive(Default)]
 pub(crate) struct VersionMemory {
     last: Option<Seen>,

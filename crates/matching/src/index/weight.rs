@@ -23,7 +23,8 @@ const ANGLE: [i8; 16] = [-7, -7, -7, -8, -8, -9, -10, -11, -12, -13, -15, -16, -
 /// Rows added to the count of each cell, so that an empty one is not taken for impossible.
 const SMOOTHING: u64 = 2;
 
-/// Cells of lengths that a length can fall into, with the logarithm of the probability.
+/// Returns the cells that can hold the length of an edge whose length in another print of the
+/// finger is `length`. Each has the logarithm of its probability, in eighths.
 pub(crate) fn lengths(length: u16) -> impl Iterator<Item = (usize, i32)> {
     let middle = i32::from(length / LENGTH_STEP);
     let reach = LENGTH.len() as i32 * 4 / i32::from(LENGTH_STEP) + 1;
@@ -34,7 +35,7 @@ pub(crate) fn lengths(length: u16) -> impl Iterator<Item = (usize, i32)> {
     })
 }
 
-/// Cells of angles that an angle can fall into, with the logarithm of the probability.
+/// Returns the cells that can hold an angle of the edge, as [`lengths`] does for its length.
 pub(crate) fn angles(angle: u8) -> impl Iterator<Item = (usize, i32)> + Clone {
     let cells = 256 / ANGLE_STEP as i32;
     let middle = i32::from(angle) / ANGLE_STEP as i32;

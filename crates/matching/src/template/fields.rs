@@ -26,7 +26,7 @@ pub(crate) fn stated_finger(byte: u8) -> Option<u8> {
     (1..=10).contains(&byte).then_some(byte)
 }
 
-/// Reads numbers one after the other, big-endian.
+/// Reader of a template's fields, in order. Numbers are big-endian.
 pub(crate) struct Fields<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) at: usize,

@@ -302,8 +302,9 @@ impl PayloadScan {
         self.step
     }
 
-    /// Returns true if the next row begins a turn. Within a turn, checks the time after 1, 2, 4, 8
-    /// rows and so on. It checks few times if rows are cheap, and soon if they are not.
+    /// Returns true if the turn has reached its maximum of rows or time, so that the next row
+    /// begins another one. Reads the clock after 1, 2, 4, 8 rows and so on. So a turn of cheap rows
+    /// reads it few times, and a turn of expensive rows ends soon.
     fn ends_turn(&self) -> bool {
         self.rows_of_turn >= ROWS_A_TURN
             || (self.rows_of_turn.is_power_of_two()

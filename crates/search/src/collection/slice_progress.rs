@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Progress of one work in slices: one value of each type, and the states that it reads. The work
-/// finds them again in its next slice, and threads that do parts of the work share them.
+/// Progress of one work in slices. It has one value of each type, and the states that the work
+/// reads. The work finds them again in its next slice, and threads that do parts of the work share
+/// them.
 #[derive(Default)]
 pub struct SliceProgress {
     values: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
@@ -32,7 +33,7 @@ impl SliceProgress {
         })
     }
 
-    /// Drops all values. The states stay: parts of a response must agree.
+    /// Drops all values. The states stay, because parts of a response must agree.
     pub(super) fn clear(&self) {
         self.values.lock().clear();
     }

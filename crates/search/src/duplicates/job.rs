@@ -21,8 +21,9 @@ use crate::registry::NamedCollection;
 const STEP_POINTS: usize = 512;
 /// Longest time between two writes of the state.
 const CHECKPOINT: Duration = Duration::from_secs(5);
-/// Wait for segments that are being opened, and the longest such wait.
+/// Time between two checks while segments are being opened.
 const OPENING_WAIT: Duration = Duration::from_millis(200);
+/// Longest total wait for segments that are being opened.
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// Progress and position, as the file of the state has them.

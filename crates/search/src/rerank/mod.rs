@@ -116,7 +116,7 @@ pub struct Address {
 
 /// Records of one segment.
 pub trait Records: Send + Sync {
-    /// Returns the file that holds them.
+    /// Returns the file of the segment, which holds the records.
     fn file(&self) -> &Arc<dyn Sealed>;
 
     /// Returns the location of the record of `row`, or `None` if the row does not exist.

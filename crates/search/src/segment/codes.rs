@@ -164,8 +164,8 @@ impl<'a> CodeReader<'a> {
         self.lost.get()
     }
 
-    /// Returns a range of mapped memory, whose pages are verified once, or each time if the medium
-    /// has lost pages.
+    /// Returns a range of the mapped `file`, or `None` if a page of it is damaged. Verifies each
+    /// page once, or each time if the medium has lost pages.
     fn mapped(&self, file: &[u8], range: &CodeRange) -> Result<Option<Arc<dyn CodeBlock>>> {
         let section = self.codes.section(range)?;
         let has_lost = self.file.lost_pages() > 0;

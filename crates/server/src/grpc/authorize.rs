@@ -142,10 +142,10 @@ pub(super) fn check_models(grant: Option<&KeyGrant>, message: &impl NamesModels)
 
 /// A message that may name models.
 pub(super) trait NamesModels {
-    /// Returns the names.
+    /// Returns the names of the models in the message.
     fn models(&self) -> Vec<&str>;
 
-    /// Returns the least role for the message.
+    /// Returns the lowest role that permits the call.
     fn role(&self) -> KeyRole {
         KeyRole::Infer
     }

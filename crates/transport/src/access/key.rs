@@ -29,7 +29,7 @@ pub(super) struct AccessKey {
 pub(super) enum KeyValidity {
     /// While the server has the key.
     WhileListed,
-    /// A token: until this second since the epoch, or without end.
+    /// For a token. Until this number of seconds since the epoch, or for ever if `None`.
     Until(Option<u64>),
 }
 

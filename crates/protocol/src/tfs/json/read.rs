@@ -258,7 +258,8 @@ fn read_instances(reader: &mut JsonReader<'_>, specs: &[TensorSpec]) -> Result<V
     tensors.into_iter().map(finish).collect()
 }
 
-/// Adds one named value of the instance `instances` to the tensor of this name.
+/// Adds the value `key` of an instance to the tensor of this name. `instances` is the number of
+/// instances that were begun, including this one.
 fn read_member<'a>(
     reader: &mut JsonReader<'_>,
     key: &str,

@@ -28,7 +28,7 @@ impl FrequencySketch {
         FrequencySketch { lines: vec![[0; LINE_COUNTERS]; lines(counters)].into(), counted: 0 }
     }
 
-    /// Returns the bytes of `new(counters)`.
+    /// Returns the bytes of memory of a sketch that [`FrequencySketch::new`] creates.
     pub(super) fn footprint(counters: usize) -> usize {
         lines(counters) * LINE_COUNTERS * size_of::<u16>()
     }
