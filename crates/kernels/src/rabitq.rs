@@ -88,8 +88,8 @@ impl SignTable {
     }
 }
 
-/// Converts sums to lower bounds for one query and one cluster. With `product = step * sum -
-/// total`, the bound is `offset + add + scale * product - radius * error`.
+/// Conversion of sums to lower bounds, for one query and one cluster. With
+/// `product = step * sum - total`, the bound is `offset + add + scale * product - radius * error`.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundGate {
     /// Added to every bound.

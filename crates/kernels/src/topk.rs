@@ -14,7 +14,7 @@ const SAMPLE: usize = 16;
 /// of the keys are kept. To keep fewer than `k` would need an exact selection.
 const SAMPLE_KEPT: usize = 10;
 
-/// Keeps the `k` smallest costs that are pushed, with their rows. Equal costs are ordered by row.
+/// The `k` smallest costs that were pushed, with their rows. Equal costs are ordered by row.
 #[derive(Clone, Debug)]
 pub struct TopK {
     /// Keys: the cost's bits, mapped to keep their order, above the bits of the row.

@@ -95,8 +95,9 @@ pub(crate) struct Stops {
     pub(crate) longest: Duration,
 }
 
-/// Counts stops until it is dropped. A thread of the highest ordinary priority wakes every 5 ms. It
-/// is late if the machine stopped, or if the system refuses the priority and all cores were busy.
+/// Counter of stops, until it is dropped. Its thread of the highest ordinary priority wakes every 5
+/// ms. The thread is late if the machine stopped, or if the system refuses the priority and all
+/// cores were busy.
 #[derive(Debug)]
 pub(crate) struct StopWatch {
     seen: Arc<StopCounts>,

@@ -77,7 +77,7 @@ pub struct MirrorHooks {
     pub in_use: InUse,
     /// Failed versions. Their copies are checked, and earlier versions are copied too.
     pub has_failed: HasFailed,
-    /// Takes the state of the copies when it changes.
+    /// Called with the state of the copies when it changes.
     pub report: Box<dyn Fn(SourceReport) + Send>,
 }
 

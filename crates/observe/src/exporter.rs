@@ -28,7 +28,7 @@ use crate::threads;
 /// Content type of OpenMetrics.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Writes all metrics.
+/// Writer of all metrics.
 pub struct Exporter {
     parts: ObservedParts,
     requests: Arc<RequestResources>,

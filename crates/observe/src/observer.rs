@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::journal::{EventJournal, EventLevel, NewEvent};
 use crate::traces::LoadTraces;
 
-/// Counts loads, swaps and their costs.
+/// Observer that counts loads, swaps and their costs in metrics.
 pub struct MetricsObserver {
     /// Counters and gauges of loads and swaps.
     pub metrics: Arc<Metrics>,

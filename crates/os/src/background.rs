@@ -227,8 +227,8 @@ struct BegunWork<T> {
     runs: Weak<()>,
 }
 
-/// Runs work on threads of its own, at idle priority and, if the work starves, at ordinary
-/// priority. Belongs to a thread of ordinary priority.
+/// Threads that run work at idle priority, and at ordinary priority if the work starves. A thread
+/// of ordinary priority owns the runner.
 pub struct BackgroundRunner {
     name: String,
     doing: &'static str,

@@ -204,7 +204,7 @@ impl Drop for CpuCharge {
     }
 }
 
-/// Sets the current account, and restores the previous one on drop.
+/// Guard that sets the current account, and restores the previous one on drop.
 struct Scope {
     before: Option<Arc<CpuAccount>>,
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Shortest time between two warnings of the same kind.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Counts events that are logged at most once in 10 seconds.
+/// Counter of events that are logged at most once in 10 seconds.
 #[derive(Debug, Default)]
 pub struct WarningLimiter {
     count: u64,

@@ -54,7 +54,7 @@ pub(crate) fn split_list(
     Ok(others)
 }
 
-/// Writes the object `{"points": [..]}`.
+/// Writer of the object `{"points": [..]}`.
 pub(crate) struct PointListWriter {
     json: Vec<u8>,
     count: usize,

@@ -201,7 +201,7 @@ pub(crate) fn piece(
     inputs.iter().map(cut).collect()
 }
 
-/// Collects the outcomes of a request's parts.
+/// Outcomes of a request's parts.
 pub(crate) struct Rejoin {
     /// Items of each part.
     items: Vec<usize>,

@@ -85,7 +85,7 @@ pub(crate) struct Listening {
     pub(crate) addresses: String,
 }
 
-/// Starts listeners one by one.
+/// Listeners that were started so far, with the values for starting more.
 struct Starter<'a> {
     server: &'a Server,
     options: &'a ListenOptions,

@@ -167,7 +167,7 @@ pub(crate) fn drop_cached(file: &File, offset: u64, bytes: u64) {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED) };
 }
 
-/// Writes one file of a directory.
+/// Writer of one file of a directory.
 #[derive(Debug)]
 pub(crate) struct FileWriter {
     file: File,

@@ -208,7 +208,7 @@ impl Medium for DramMedium {
     }
 }
 
-/// Writes a volatile file.
+/// Writer of a volatile file.
 struct DramWriter {
     bytes: VolatileBytes,
 }

@@ -290,7 +290,7 @@ pub struct Read<'a> {
     pub tag: u64,
 }
 
-/// Reads many pages at once for one thread. Completions come in any order.
+/// Reader of many pages at once, for one thread. Completions come in any order.
 pub trait Reader: Send {
     /// Reads that may be submitted before one must complete.
     fn room(&self) -> usize;

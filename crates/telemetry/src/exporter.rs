@@ -78,7 +78,7 @@ pub(crate) enum ExportMessage {
     Stop,
 }
 
-/// Counts spans by their outcome.
+/// Counts of spans by their outcome.
 #[derive(Clone)]
 pub(crate) struct SpanCounts(pub(crate) Arc<Metrics>);
 

@@ -37,13 +37,13 @@ pub(crate) enum PostOutcome {
     Refused(String),
 }
 
-/// Sends encoded exports.
+/// Transport of encoded exports.
 pub(crate) trait Post: Send {
     /// Sends one export and waits for the answer.
     fn post(&mut self, body: &[u8]) -> PostOutcome;
 }
 
-/// Sends exports by HTTP.
+/// Transport by HTTP.
 pub(crate) struct HttpPost {
     agent: ureq::Agent,
     url: String,

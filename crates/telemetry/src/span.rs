@@ -125,8 +125,8 @@ impl Attribute {
     }
 }
 
-/// Converts moments of the monotonic clock to times. Both clocks are read once, so that the spans
-/// of one export keep their distances.
+/// Moment on both clocks, to convert moments of the monotonic clock to times. Both clocks are read
+/// once, so that the spans of one export keep their distances.
 pub(crate) struct ClockPair {
     moment: Instant,
     nanos: u64,

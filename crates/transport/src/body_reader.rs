@@ -62,7 +62,7 @@ pub struct BodyAccounting<'a> {
 #[derive(Default)]
 struct BodyWait {
     permit: Option<OwnedSemaphorePermit>,
-    /// Ends the wait without a permit.
+    /// Timer that ends the wait without a permit.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

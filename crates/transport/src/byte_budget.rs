@@ -27,7 +27,7 @@ const DEFAULT_MAX: u64 = 8 * GIB;
 /// Advice to a client whose request is refused because other requests hold the budget.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
-/// Counts the bytes that requests in flight hold, and refuses reservations above a maximum.
+/// Budget of the bytes that requests in flight hold. It refuses reservations above its maximum.
 pub struct ByteBudget {
     max: u64,
     used: AtomicU64,

@@ -88,7 +88,7 @@ impl Drop for ConnectionThreads {
     }
 }
 
-/// Counts one connection of a thread.
+/// Guard that counts one connection of a thread.
 struct CountGuard(Arc<AtomicUsize>);
 
 impl CountGuard {

@@ -81,7 +81,7 @@ enum Http2FrameKind {
     Control(&'static str),
 }
 
-/// Finds frame headers in a stream of bytes that comes in pieces of any size.
+/// Parser that finds frame headers in a stream of bytes. The bytes come in pieces of any size.
 #[derive(Default)]
 struct FrameScanner {
     header: [u8; HEADER_BYTES],

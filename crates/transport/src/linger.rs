@@ -54,7 +54,7 @@ pub(crate) struct LingeringStream {
     returned: ReadHalfSlot,
 }
 
-/// Receives the read side of a dropped [`LingeringStream`].
+/// Receiver of the read side of a dropped [`LingeringStream`].
 pub(crate) struct Linger(ReadHalfSlot);
 
 impl LingeringStream {

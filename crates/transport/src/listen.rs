@@ -328,7 +328,7 @@ fn jittered(age: Duration) -> Duration {
     age.mul_f64(0.9 + 0.2 * (random as f64 / u64::MAX as f64))
 }
 
-/// Counts an open connection of a listener, also if its handler panics.
+/// Guard that counts an open connection of a listener, also if its handler panics.
 struct OpenConnection {
     open: LevelGauge,
     _permit: OwnedSemaphorePermit,
@@ -391,7 +391,7 @@ struct Http1Connection {
     closing: CloseNotice,
 }
 
-/// Answers the requests of one connection.
+/// Service for the requests of one connection.
 struct ConnectionService<S> {
     service: S,
     peer: Peer,

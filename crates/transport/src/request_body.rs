@@ -60,7 +60,7 @@ enum UnreadPart {
     Empty,
 }
 
-/// Receives the unread part of a [`RequestBody`].
+/// Receiver of the unread part of a [`RequestBody`].
 pub(crate) struct BodyReclaim {
     slot: ReturnSlot,
     /// True if the client waits for permission to send the body (`expect: 100-continue`).

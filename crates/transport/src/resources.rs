@@ -49,7 +49,7 @@ pub struct RequestResources {
     pub receive_permits: ReceivePermits,
     /// Threads that decode and encode large messages.
     pub codec: CodecThreads,
-    /// Receives the counts of refusals.
+    /// Metrics with the counts of refusals.
     pub metrics: Arc<Metrics>,
     answering: Arc<Semaphore>,
 }

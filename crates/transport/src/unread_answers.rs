@@ -34,8 +34,8 @@ pub(crate) struct UnreadAnswers {
     idle_check: Mutex<Option<Waker>>,
 }
 
-/// Adds the answers of a stream to the unread answers of its connection. An extension of each
-/// request of an HTTP/2 connection.
+/// Counter that adds the answers of a stream to the unread answers of its connection. Each request
+/// of an HTTP/2 connection has it as an extension.
 #[derive(Clone)]
 pub struct StreamAnswers(pub(crate) Arc<UnreadAnswers>);
 

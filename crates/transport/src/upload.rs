@@ -187,8 +187,8 @@ impl FormFile {
     }
 }
 
-/// Passes a form to its parser piece by piece. The parser takes pieces until one is not ready, and
-/// has no limit of its own before a file.
+/// Stream that passes a form to its parser, piece by piece. The parser takes pieces until one is
+/// not ready, and has no limit of its own before a file.
 struct FormPieces {
     body: BodyDataStream,
     /// Bytes that were passed.

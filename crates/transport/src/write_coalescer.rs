@@ -37,8 +37,8 @@ const POLL_FRAMES_MAX: usize = 512;
 const POLL_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
-    /// Receives each read before it is copied on. There is one per thread, so that idle connections
-    /// hold no buffer.
+    /// Buffer for each read, from which bytes are copied to the caller. There is one per thread, so
+    /// that idle connections hold no buffer.
     static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
     /// Memory of the last flushed buffer, for the next one. There is one per thread, because most
     /// connections are idle.
@@ -111,7 +111,7 @@ impl PendingWrites {
     }
 }
 
-/// Writes the buffered bytes of a connection.
+/// Handle that writes the buffered bytes of a connection.
 #[derive(Clone)]
 pub(crate) struct Flush {
     pending: Arc<Mutex<PendingWrites>>,

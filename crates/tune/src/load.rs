@@ -151,8 +151,8 @@ struct BenchLoadReport {
     context: RunContext,
 }
 
-/// Counts every answer with a good status as right, because the right answers of the caller's model
-/// are not known.
+/// Judge that counts every answer with a good status as right, because the right answers of the
+/// caller's model are not known.
 pub(crate) struct StatusOnly;
 
 impl Judge for StatusOnly {

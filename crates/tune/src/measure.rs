@@ -258,8 +258,8 @@ fn stop_if_interrupted() -> Result<()> {
     if interrupted() { Err(Error::cancelled("interrupted")) } else { Ok(()) }
 }
 
-/// Counts answers that came within a window, and the latency of requests due within it, however
-/// late their answers. If latencies counted by the time of the answer, the slowest would be
+/// Counts of answers that came within a window, and latencies of requests that were due within it.
+/// A latency counts even if its answer came after the window. Otherwise the slowest would be
 /// missing.
 struct ProbeWindow {
     from: Duration,

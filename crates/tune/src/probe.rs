@@ -66,7 +66,7 @@ pub(super) fn around(clients: usize) -> Vec<usize> {
     (at.saturating_sub(1)..=(at + 1).min(LADDER.len() - 1)).map(|rung| LADDER[rung]).collect()
 }
 
-/// Measures within a budget.
+/// Measurements within a budget of time.
 pub(super) struct Prober<'j, 'm> {
     pub(super) journal: &'j mut MeasurementJournal<'m>,
     pub(super) target_ms: f64,

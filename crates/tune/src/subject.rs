@@ -33,7 +33,7 @@ pub(super) struct TuneSubject {
     source: PathBuf,
     /// The version's directory in the mappable layout: its own, or a converted copy.
     pub(super) artifact: PathBuf,
-    /// Keeps the converted copy.
+    /// Directory of the converted copy, removed on drop.
     _converted: Option<TemporaryDir>,
     /// Text of the settings file of the model.
     pub(super) text: String,

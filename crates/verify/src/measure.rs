@@ -134,7 +134,7 @@ impl FirstAnswer {
     }
 }
 
-/// Finds answers that differ from the server's own first answer to the same request.
+/// Judge that finds answers that differ from the server's own first answer to the same request.
 struct AnswerJudge {
     method: RecordedMethod,
     expected: Vec<FirstAnswer>,

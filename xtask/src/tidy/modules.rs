@@ -32,7 +32,7 @@ pub(crate) fn rings(files: &[&SourceFile]) -> Vec<Vec<String>> {
     rings
 }
 
-/// Collects the modules that one file names.
+/// Visitor that collects the modules that one file names.
 struct Paths<'a> {
     modules: &'a BTreeSet<ModulePath>,
     module: &'a [String],

@@ -76,7 +76,7 @@ impl ReadSettings {
     }
 }
 
-/// Reads the directory of a model and remembers earlier reads.
+/// Reader of a model's directory, with the results of earlier reads.
 pub(super) struct ModelReader {
     poll: Duration,
     kinds: Arc<[ForeignKind]>,

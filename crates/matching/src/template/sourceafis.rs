@@ -39,7 +39,7 @@ const ARRAY: u8 = 4;
 const MAP: u8 = 5;
 const TAG: u8 = 6;
 const OTHER: u8 = 7;
-/// Ends a text, an array or a map of indefinite length.
+/// Byte after a text, an array or a map of indefinite length.
 const BREAK: u8 = 0xFF;
 
 /// First byte of an item, and its number: a value or a count. `None` for an indefinite count.

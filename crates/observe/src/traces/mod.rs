@@ -25,7 +25,7 @@ pub struct TraceConfig {
     pub rates: SamplingRates,
 }
 
-/// Starts requests, traced or not.
+/// Starting point of requests. Decides if a request is traced.
 #[derive(Clone)]
 pub struct RequestStarter {
     inference: Arc<InferenceService>,

@@ -63,7 +63,7 @@ pub(crate) fn column(dtype: DType) -> Result<Box<dyn Column>> {
     })
 }
 
-/// Reads and stores elements of one type.
+/// Reader and store of elements of one type.
 trait ElementReader {
     type Value;
     fn read(reader: &mut JsonReader<'_>) -> Result<Self::Value>;

@@ -24,7 +24,7 @@ const RESERVE_SHARE_MAX: u64 = 8;
 /// Files that must still be possible. A segment, its deletes, a list and a log fit many times.
 const FILES_RESERVED: u64 = 128;
 
-/// Checks the free space of a collection's medium.
+/// Limit on the free space of a collection's medium.
 pub(super) struct DiskGuard {
     /// Bytes to keep free. `None` is a share of the file system, 0 switches the check off.
     reserve: Option<u64>,

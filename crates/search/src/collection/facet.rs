@@ -87,7 +87,7 @@ struct IndexedValues {
     text_bytes: usize,
 }
 
-/// Collects the values of an index.
+/// Visitor that collects the values of an index.
 struct IndexVisitor<'a> {
     key: &'a str,
     values: &'a mut Vec<(FacetValue, u64)>,
@@ -270,7 +270,7 @@ struct FacetCall {
     filter: Option<Filter>,
 }
 
-/// Adds the points of a pass to the counts of a field.
+/// Visitor that adds the points of a pass to the counts of a field.
 struct FacetVisitor<'a> {
     counts: &'a mut FacetCounts,
     key: &'a str,

@@ -136,7 +136,8 @@ pub struct Registry {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Finds the collections of a registry. Unlike a registry, it may be dropped on a search thread.
+/// Lookup of the collections of a registry. Unlike a registry, it may be dropped on a search
+/// thread.
 #[derive(Clone)]
 pub struct CollectionLookup {
     core: Arc<RegistryCore>,

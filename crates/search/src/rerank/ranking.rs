@@ -4,9 +4,8 @@ use std::cmp::Ordering;
 
 use super::RerankCandidate;
 
-/// Keeps the k best in an order that does not depend on their arrival. Higher scores come first,
-/// and equal ones are in the order of ids. So it does not depend on the segments and their rows,
-/// which merges change.
+/// The best `k` hits. Higher scores come first, and equal ones are in the order of ids. So the
+/// order depends neither on the arrival of hits, nor on segments and rows, which merges change.
 #[derive(Debug)]
 pub(super) struct Ranking {
     k: usize,

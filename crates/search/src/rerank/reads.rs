@@ -24,7 +24,7 @@ const LOOKUP_COST: f32 = 0.125;
 /// Lookups over which the share of hits is averaged.
 const MEMORY: f32 = 1024.0;
 
-/// Decides if lookups in the cache cost less than they save. A read is avoided only if all of its
+/// Decision if lookups in the cache cost less than they save. A read is avoided only if all of its
 /// records are cached, so lookups for several records save time only if hits are frequent. Single
 /// records are always looked up. Otherwise the cache would never fill.
 #[derive(Clone, Copy, Debug, Default)]

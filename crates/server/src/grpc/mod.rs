@@ -56,7 +56,7 @@ pub(crate) fn service(
     GrpcService { state, collections, stopped, surface }
 }
 
-/// Answers calls, routed by service and method.
+/// Service of all gRPC calls, which it routes by service and method.
 #[derive(Clone)]
 pub(crate) struct GrpcService {
     state: Arc<ModelsState>,

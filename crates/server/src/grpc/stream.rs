@@ -84,7 +84,7 @@ pub(super) fn answer_channel(
     )
 }
 
-/// Sends the answers of a stream. Its connection is closed if the client does not read them.
+/// Sender of the answers of a stream. Its connection is closed if the client does not read them.
 pub(super) struct AnswerSender {
     pub(super) sender: mpsc::Sender<Result<ResponseBody>>,
     unread: Option<StreamAnswers>,
@@ -101,7 +101,7 @@ impl Drop for AnswerSender {
     }
 }
 
-/// Receives the answers of a stream.
+/// Receiver of the answers of a stream.
 pub(super) struct AnswerReceiver {
     answers: mpsc::Receiver<Result<ResponseBody>>,
     panicked: Arc<AtomicBool>,

@@ -33,7 +33,7 @@ enum Instruction {
     Flush,
 }
 
-/// Stores to one mapped file.
+/// Cache lines of one mapped file, with the instruction that writes them back.
 #[derive(Debug)]
 pub(super) struct CacheLines {
     file: u64,

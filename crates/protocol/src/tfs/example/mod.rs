@@ -143,7 +143,7 @@ fn too_many() -> Error {
     Error::invalid("the examples have more values than fit memory")
 }
 
-/// Reads the features of all examples.
+/// Reader of the features of all examples.
 struct FeatureReader<'a> {
     examples: &'a Examples,
     specs: &'a [TensorSpec],

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
-/// Collects the values of one feature.
+/// Writer of one feature, which collects its values.
 #[derive(Debug, Default)]
 pub(crate) enum FeatureWriter {
     /// No value yet.
@@ -82,7 +82,7 @@ fn delimited(out: &mut Vec<u8>, tag: u32, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Writes one example, feature by feature. Of two features with one name the last counts.
+/// Writer of one example, feature by feature. Of two features with one name the last counts.
 #[derive(Debug, Default)]
 pub(crate) struct ExampleWriter(Vec<u8>);
 
