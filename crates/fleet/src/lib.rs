@@ -202,7 +202,7 @@ impl Drop for FleetUpdates {
 }
 
 impl UpdateTurns for FleetUpdates {
-    fn ask(&self, id: &VersionId, due: bool) -> TurnState {
+    fn request(&self, id: &VersionId, due: bool) -> TurnState {
         let mut state = self.shared.state.lock();
         let is_changed = state.get(id).is_none_or(|update| update.due.is_some() != due);
         let update = state.entry(id.clone()).or_insert_with(|| FleetUpdate {

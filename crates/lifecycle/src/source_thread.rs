@@ -43,7 +43,7 @@ impl ScanRequests {
     }
 
     /// Requests a scan. Returns the ticket of the scan that answers the request.
-    pub(crate) fn ask(&self) -> u64 {
+    pub(crate) fn request(&self) -> u64 {
         let ticket = self.requested.fetch_add(1, Ordering::SeqCst) + 1;
         if let Some(wake) = &self.wake {
             // A full channel means that a wake-up is already queued.

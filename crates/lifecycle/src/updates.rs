@@ -27,9 +27,9 @@ pub trait UpdateTurns: Send + Sync {
     /// Returns the state of an update, which is watched from the first call to
     /// [`UpdateTurns::end`]. With `due`, the process wants to load now and gets a turn when one is
     /// free. Called again until it is granted.
-    fn ask(&self, id: &VersionId, due: bool) -> TurnState;
+    fn request(&self, id: &VersionId, due: bool) -> TurnState;
 
-    /// Ends an update, even if [`UpdateTurns::ask`] was never called for it. Gives its turn back,
+    /// Ends an update, even if [`UpdateTurns::request`] was never called for it. Gives its turn back,
     /// if it has one.
     fn end(&self, id: &VersionId, end: UpdateEnd);
 }

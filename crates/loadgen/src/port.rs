@@ -38,7 +38,7 @@ pub enum PortProtocol {
 /// Returns the protocol that the server at `authority` ("host:port") speaks, or `None` if it is
 /// unknown.
 pub fn probe_protocol(authority: &str) -> Option<PortProtocol> {
-    let frame = ask(authority, HTTP2_PREFACE)?;
+    let frame = exchange(authority, HTTP2_PREFACE)?;
     if frame.first() == Some(&TLS_ALERT) {
         return Some(PortProtocol::Tls);
     }
@@ -52,12 +52,12 @@ pub fn probe_protocol(authority: &str) -> Option<PortProtocol> {
         }
     }
     let request = format!("GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
-    ask(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(PortProtocol::Http1)
+    exchange(authority, request.as_bytes())?.starts_with(b"HTTP/1").then_some(PortProtocol::Http1)
 }
 
 /// Sends `request` and returns the first bytes of the answer. They are empty if the server closes
 /// without one.
-fn ask(authority: &str, request: &[u8]) -> Option<Vec<u8>> {
+fn exchange(authority: &str, request: &[u8]) -> Option<Vec<u8>> {
     let address = authority.to_socket_addrs().ok()?.next()?;
     let mut stream = TcpStream::connect_timeout(&address, WAIT_MAX).ok()?;
     stream.set_read_timeout(Some(WAIT_MAX)).ok()?;

@@ -40,7 +40,7 @@ impl Process {
     }
 
     fn ask(&self, id: &VersionId) -> TurnState {
-        self.updates.ask(id, true)
+        self.updates.request(id, true)
     }
 
     fn end(&self, id: &VersionId, end: UpdateEnd) {
@@ -144,12 +144,12 @@ async fn a_bad_version_is_held_back_until_one_loads_by_hand() {
     a.until_granted(&m2).await;
     b.until_waiting(&m2, "a updates the model").await;
     // Within its window, a process sees the hold too.
-    c.updates.ask(&m2, false);
+    c.updates.request(&m2, false);
     a.end(&m2, UpdateEnd::Failed("no operator bad".to_owned()));
     let reason = b.until_held_back(&m2).await;
     assert!(reason.starts_with("it failed in a at 2"), "{reason}");
     assert!(reason.ends_with("UTC: no operator bad"), "{reason}");
-    c.until(&m2, |_| matches!(c.updates.ask(&m2, false), TurnState::HeldBack(_))).await;
+    c.until(&m2, |_| matches!(c.updates.request(&m2, false), TurnState::HeldBack(_))).await;
     until_keys(&server, "slots/", false).await;
     let hold = server.client().get("millpond-updates/test/holds/m/2").await.unwrap().unwrap();
     assert_ne!(hold.lease, LeaseId(0), "it ends by itself");

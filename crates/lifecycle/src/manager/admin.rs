@@ -49,7 +49,7 @@ enum WaiterVerdict {
 
 impl Manager {
     pub(super) fn admin_load(&mut self, model: Arc<str>, spec: LoadSpec, done: AdminCallback) {
-        let ticket = self.scans.ask();
+        let ticket = self.scans.request();
         self.wait(AdminWaiter {
             model,
             goal: WaiterGoal::Scan { ticket, spec },

@@ -68,7 +68,7 @@ impl Manager {
         let is_awaited = |config: &&ModelConfig| repeats || is_new(config);
         let awaited = set.models.iter().filter(is_awaited).map(|config| config.name.clone());
         let awaited = awaited.collect();
-        let ticket = self.scans.ask();
+        let ticket = self.scans.request();
         let since = Instant::now();
         self.reconfigurations.push(Reconfiguration { ticket, awaited, by_hand, since, done });
     }

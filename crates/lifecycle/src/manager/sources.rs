@@ -10,7 +10,7 @@ impl Manager {
     /// Takes over a report. Problems that the last one did not have become events.
     pub(super) fn on_sources(&mut self, report: SourceReport) {
         if report.complete && self.first_scan.is_none() {
-            self.first_scan = Some(self.scans.ask());
+            self.first_scan = Some(self.scans.request());
             self.started = Instant::now();
         }
         for event in new_problems(&self.sources, &report) {

@@ -111,7 +111,7 @@ impl Model {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(update) = version.update.as_mut().filter(|update| update.waits()) else { return };
         let due = now >= update.due;
-        let turn = context.updates.turns.as_ref().map(|turns| turns.ask(&id, due));
+        let turn = context.updates.turns.as_ref().map(|turns| turns.request(&id, due));
         let by_hand = format!("`millpond models load {}`", id.model);
         let (stage, reason) = match step(due, turn) {
             UpdateStep::Load => (UpdateStage::Granted, None),

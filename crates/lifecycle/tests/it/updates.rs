@@ -25,7 +25,7 @@ struct FakeTurns {
 }
 
 impl UpdateTurns for FakeTurns {
-    fn ask(&self, id: &VersionId, due: bool) -> TurnState {
+    fn request(&self, id: &VersionId, due: bool) -> TurnState {
         self.asked.lock().unwrap().push((id.version, due));
         let states = self.states.lock().unwrap();
         states.get(&id.version).cloned().unwrap_or(TurnState::Waiting("b loads it".to_owned()))
