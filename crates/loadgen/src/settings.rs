@@ -1,5 +1,5 @@
 //! Changes of a served model's settings, made as an operator would. Its `millpond.toml` is
-//! replaced, and the served version takes it over without a load.
+//! replaced, and the served version applies it without a load.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use crate::process::ServerProcess;
 pub const SETTINGS_FILE: &str = "millpond.toml";
 /// Value of `--poll` for a server whose settings change.
 pub const POLL: &str = "10ms";
-/// Timeout of taking settings over.
-const TAKE_OVER_MAX: Duration = Duration::from_secs(20);
+/// Timeout of applying settings.
+const APPLY_TIME_MAX: Duration = Duration::from_secs(20);
 /// Time between two checks.
 const PAUSE: Duration = Duration::from_millis(3);
-/// Metric that counts settings taken over.
-const TAKEN_OVER: &str = "millpond_settings_taken_over_total";
+/// Metric that counts applied settings.
+const APPLIED_METRIC: &str = "millpond_settings_taken_over_total";
 /// Log messages of a server that refuses settings.
 const REFUSALS: [&str; 2] = ["cannot apply the settings", "settings are not used"];
 
@@ -32,26 +32,26 @@ pub fn put(dir: &Path, text: &str) -> Result<()> {
     std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, &e))
 }
 
-/// Makes `server` take over `text` for `model`, whose directory is `dir`. The text must change the
-/// model's schedule.
+/// Makes `server` apply the settings `text` to `model`, whose directory is `dir`. Waits until the
+/// server has applied them. The text must change the model's schedule.
 ///
 /// # Errors
-/// `FailedPrecondition` with the server's message if it refuses, `DeadlineExceeded` if nothing
-/// happens.
-pub fn take_over(server: &ServerProcess, model: &str, dir: &Path, text: &str) -> Result<()> {
-    let taken = || Ok(server.metrics()?.sum(TAKEN_OVER, &[("model", model)]));
-    let before = taken()?;
-    let said = log(server).len();
+/// `FailedPrecondition` with the server's message if it refuses. `DeadlineExceeded` after 20 s.
+/// Also the errors of writing the file and of reading the metrics.
+pub fn apply(server: &ServerProcess, model: &str, dir: &Path, text: &str) -> Result<()> {
+    let applied = || Ok(server.metrics()?.sum(APPLIED_METRIC, &[("model", model)]));
+    let before = applied()?;
+    let log_before = log(server).len();
     put(dir, text)?;
     let started = Instant::now();
     loop {
-        if taken()? > before {
+        if applied()? > before {
             return Ok(());
         }
-        if let Some(why) = refusal(log(server).get(said..).unwrap_or_default(), model) {
+        if let Some(why) = refusal(log(server).get(log_before..).unwrap_or_default(), model) {
             return Err(Error::precondition(why));
         }
-        if started.elapsed() > TAKE_OVER_MAX {
+        if started.elapsed() > APPLY_TIME_MAX {
             let log = server.log().display();
             return Err(Error::deadline(format!(
                 "the server did not apply the settings of {model}; its log: {log}"
@@ -65,7 +65,7 @@ fn log(server: &ServerProcess) -> String {
     std::fs::read_to_string(server.log()).unwrap_or_default()
 }
 
-/// Returns the reason in the log for which settings of `model` are not taken over.
+/// Returns the reason in the log for which settings of `model` are not applied.
 fn refusal(log: &str, model: &str) -> Option<String> {
     let of_model = format!("model={model} ");
     let refuses =

@@ -186,7 +186,7 @@ impl<'a> Servers<'a> {
         };
         if served.current != point {
             let text = |point: &TunePoint| write::with_point(&self.subject.settings, point);
-            match settings::take_over(server, &served.name, &served.dir, &text(&point)?) {
+            match settings::apply(server, &served.name, &served.dir, &text(&point)?) {
                 Ok(()) => served.current = point,
                 Err(error) if error.kind() == ErrorKind::FailedPrecondition => {
                     settings::put(&served.dir, &text(&served.current)?)?;

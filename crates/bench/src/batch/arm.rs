@@ -84,7 +84,7 @@ impl<'a> Arms<'a> {
         if self.current.get() == Some(arm) {
             return Ok(());
         }
-        settings::take_over(
+        settings::apply(
             &self.server,
             self.model.name(),
             &self.dir,
