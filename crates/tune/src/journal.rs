@@ -76,7 +76,7 @@ impl Slice {
 pub(super) trait Measurer {
     /// Measures one slice. A point that cannot be served is a result ([`Slice::refused`]), not an
     /// error.
-    fn measure(&mut self, ask: &SliceKey) -> Result<Slice>;
+    fn measure(&mut self, key: &SliceKey) -> Result<Slice>;
 }
 
 /// The first line: identity of the search.
@@ -89,7 +89,9 @@ struct JournalHeader {
 
 #[derive(Serialize, Deserialize)]
 struct JournalLine {
-    ask: SliceKey,
+    /// The files of [`FORMAT`] have the name `ask`.
+    #[serde(rename = "ask")]
+    key: SliceKey,
     slice: Slice,
 }
 
@@ -140,8 +142,8 @@ impl<'m> MeasurementJournal<'m> {
         // A continued journal is written anew as well, which drops a line that the interruption cut
         // short.
         let mut text = header + "\n";
-        for (ask, slice) in known.iter().flatten() {
-            text += &line(ask, slice)?;
+        for (key, slice) in known.iter().flatten() {
+            text += &line(key, slice)?;
         }
         let part = path.with_extension("part");
         std::fs::write(&part, text).map_err(|e| Error::io(&part, &e))?;
@@ -160,17 +162,17 @@ impl<'m> MeasurementJournal<'m> {
         self.spent
     }
 
-    /// Returns the result of `ask`, from the journal or measured now.
+    /// Returns the result of the measurement `key`, from the journal or measured now.
     ///
     /// # Errors
     /// Returns the errors of the measurer, and an error if the file cannot be written.
-    pub(super) fn ask(&mut self, ask: SliceKey) -> Result<Slice> {
-        let slice = match self.known.remove(&ask) {
+    pub(super) fn slice(&mut self, key: SliceKey) -> Result<Slice> {
+        let slice = match self.known.remove(&key) {
             Some(slice) => slice,
             None => {
-                let slice = self.measurer.measure(&ask)?.rounded();
+                let slice = self.measurer.measure(&key)?.rounded();
                 if let Some((path, file)) = &mut self.file {
-                    file.write_all(line(&ask, &slice)?.as_bytes())
+                    file.write_all(line(&key, &slice)?.as_bytes())
                         .map_err(|e| Error::io(&*path, &e))?;
                 }
                 slice
@@ -194,8 +196,8 @@ pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn line(ask: &SliceKey, slice: &Slice) -> Result<String> {
-    let line = JournalLine { ask: ask.clone(), slice: slice.clone() };
+fn line(key: &SliceKey, slice: &Slice) -> Result<String> {
+    let line = JournalLine { key: key.clone(), slice: slice.clone() };
     Ok(serde_json::to_string(&line).map_err(|e| Error::internal("state").caused_by(e))? + "\n")
 }
 
@@ -241,9 +243,9 @@ fn parse(bytes: &[u8], header: &JournalHeader) -> Result<HashMap<SliceKey, Slice
     lines
         .enumerate()
         .map(|(index, line)| {
-            let JournalLine { ask, slice } = serde_json::from_str(line)
+            let JournalLine { key, slice } = serde_json::from_str(line)
                 .map_err(|error| format!("line {}: {error}", index + 2))?;
-            Ok((ask, slice))
+            Ok((key, slice))
         })
         .collect()
 }
@@ -275,13 +277,13 @@ mod tests {
     }
 
     impl Measurer for Counter {
-        fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
+        fn measure(&mut self, key: &SliceKey) -> Result<Slice> {
             self.measured += 1;
-            Ok(Slice { qps: ask.clients as f64 / 3.0, seconds: 0.5, n: 7, ..Slice::default() })
+            Ok(Slice { qps: key.clients as f64 / 3.0, seconds: 0.5, n: 7, ..Slice::default() })
         }
     }
 
-    fn ask(clients: usize) -> SliceKey {
+    fn slice_key(clients: usize) -> SliceKey {
         SliceKey { stage: "s".into(), pass: 0, point: TunePoint::sync(1, 1), clients, millis: 5 }
     }
 
@@ -295,7 +297,7 @@ mod tests {
             MeasurementJournal::open(&mut counter, path, json!(search), false, &tell).unwrap();
         clients.iter().for_each(|&clients| {
             assert_eq!(
-                journal.ask(ask(clients)).unwrap().qps,
+                journal.slice(slice_key(clients)).unwrap().qps,
                 (clients as f64 * 1e3 / 3.0).round() / 1e3
             );
         });
@@ -344,7 +346,7 @@ mod tests {
         let mut counter = Counter::default();
         let mut journal =
             MeasurementJournal::open(&mut counter, &path, json!(1), true, &|_| {}).unwrap();
-        journal.ask(ask(1)).unwrap();
+        journal.slice(slice_key(1)).unwrap();
         journal.finish();
         assert!(!path.exists());
     }

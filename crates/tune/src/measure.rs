@@ -229,11 +229,11 @@ impl<'a> Servers<'a> {
 }
 
 impl Measurer for Servers<'_> {
-    fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
+    fn measure(&mut self, key: &SliceKey) -> Result<Slice> {
         stop_if_interrupted()?;
-        let mut slice = match self.name_of(ask.point)? {
+        let mut slice = match self.name_of(key.point)? {
             Err(why) => Slice { failed: 1, refused: Some(why), ..Slice::default() },
-            Ok(name) => self.run(&name, ask.clients, Duration::from_millis(ask.millis))?,
+            Ok(name) => self.run(&name, key.clients, Duration::from_millis(key.millis))?,
         };
         let now = Instant::now();
         slice.seconds = (now - self.charged).as_secs_f64();

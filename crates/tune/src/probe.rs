@@ -94,7 +94,7 @@ impl Prober<'_, '_> {
         time: Duration,
     ) -> Result<Slice> {
         (self.watch)(self.journal.spent(), &format!("{stage}: {point}, {clients} clients"));
-        self.journal.ask(SliceKey {
+        self.journal.slice(SliceKey {
             stage: stage.into(),
             pass,
             point,

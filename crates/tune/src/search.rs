@@ -128,8 +128,8 @@ impl PointSearch<'_, '_, '_> {
             let lenient = 1.0 + LENIENCE / f64::from(1 << rung.min(16));
             let name = format!("round {}", rung + 1);
             let (readings, time) = match rung {
-                0 => (self.first(&name, &alive, &hints, slice)?, slice),
-                _ => self.next(&name, &alive, &hints, &fresh, until, slice)?,
+                0 => (self.first_rung(&name, &alive, &hints, slice)?, slice),
+                _ => self.further_rung(&name, &alive, &hints, &fresh, until, slice)?,
             };
             let scored = self.scores(&readings, lenient);
             // Points that the budget left unmeasured stay, behind the measured ones.
@@ -207,7 +207,8 @@ impl PointSearch<'_, '_, '_> {
         chosen
     }
 
-    /// Returns untried points beside the best, with the clients to begin with.
+    /// Returns at most `most` untried neighbours of the best points. Each has its number of clients
+    /// at the first measurement.
     fn joined(
         &self,
         standing: &[ScoredTunePoint],
@@ -226,8 +227,9 @@ impl PointSearch<'_, '_, '_> {
         joined
     }
 
-    /// Measures the first rung.
-    fn first(
+    /// Measures the first rung, on which each point of `alive` is measured at growing numbers of
+    /// clients. `hints` are the best numbers of clients known so far.
+    fn first_rung(
         &mut self,
         name: &str,
         alive: &[TunePoint],
@@ -253,9 +255,10 @@ impl PointSearch<'_, '_, '_> {
         self.prober.sweep(name, &points, (reference, busy), slice, STEPS_MAX)
     }
 
-    /// Measures a further rung. It has fewer candidates in the same time, so it measures each for
-    /// longer. Returns the length of a slice too.
-    fn next(
+    /// Measures a further rung, until `until_s` seconds of the budget are spent. It has fewer
+    /// candidates in the same time, so its slices can be longer than `slice`, the shortest. Returns
+    /// their length too. `fresh` are the points of `alive` that were never measured.
+    fn further_rung(
         &mut self,
         name: &str,
         alive: &[TunePoint],

@@ -52,12 +52,12 @@ impl Machine {
 }
 
 impl Measurer for Machine {
-    fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
+    fn measure(&mut self, key: &SliceKey) -> Result<Slice> {
         if self.stop_after == Some(self.measured) {
             return Err(Error::cancelled("interrupted"));
         }
         self.measured += 1;
-        let text = serde_json::to_string(ask).unwrap();
+        let text = serde_json::to_string(key).unwrap();
         let mut random = RandomSequence::new(
             text.bytes().fold(self.seed, |hash, byte| at(hash, u64::from(byte))),
         );
@@ -65,12 +65,12 @@ impl Measurer for Machine {
         let mut noise = || (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
         let drift = if self.drifts { 1.0 + 0.33 * (self.clock_s / 17.0).sin() } else { 1.0 };
         // Short slices are noisier.
-        let spread = (100.0 / ask.millis as f64).sqrt();
-        let (qps, p99) = truth(&ask.point, ask.clients);
+        let spread = (100.0 / key.millis as f64).sqrt();
+        let (qps, p99) = truth(&key.point, key.clients);
         let qps = qps * drift * (1.0 + 0.06 * spread * noise());
         // Latency does not drift: with it, another point would really be the best meanwhile.
         let p99_ms = p99 * (1.0 + 0.1 * spread * noise()).max(0.5);
-        let seconds = ask.millis as f64 / 1e3 + 0.07;
+        let seconds = key.millis as f64 / 1e3 + 0.07;
         self.clock_s += seconds;
         Ok(Slice { qps, p50_ms: p99_ms / 1.3, p99_ms, n: 100, seconds, ..Slice::default() })
     }
@@ -176,8 +176,8 @@ fn a_model_that_answers_nothing_is_an_error_with_the_reason() {
 struct Constant(Slice);
 
 impl Measurer for Constant {
-    fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
-        let seconds = if ask.stage == "round 1" { BUDGET_S } else { 0.1 };
+    fn measure(&mut self, key: &SliceKey) -> Result<Slice> {
+        let seconds = if key.stage == "round 1" { BUDGET_S } else { 0.1 };
         Ok(Slice { qps: 100.0, n: 100, seconds, ..self.0.clone() })
     }
 }
