@@ -1,4 +1,4 @@
-//! The query: its edges, filed by angle so that one lookup finds all similar ones.
+//! The query. Its edges are grouped by angles, so that one lookup finds all similar ones.
 
 use kernels::graph::{EDGES, Edges};
 
@@ -72,18 +72,18 @@ pub(crate) struct EdgeBlock {
 
 impl Cells {
     fn new(stars: &[Star]) -> Cells {
-        let mut filed: Vec<Vec<(Edge, u8)>> = vec![Vec::new(); CELLS];
+        let mut by_cell: Vec<Vec<(Edge, u8)>> = vec![Vec::new(); CELLS];
         for (from, star) in stars.iter().enumerate() {
             for edge in star.edges() {
                 for start in reached(edge.start) {
                     for end in reached(edge.end) {
-                        filed[start << CELL_BITS | end].push((edge, from as u8));
+                        by_cell[start << CELL_BITS | end].push((edge, from as u8));
                     }
                 }
             }
         }
         let mut cells = Cells { first: Vec::with_capacity(CELLS + 1), blocks: Vec::new() };
-        for cell in &filed {
+        for cell in &by_cell {
             cells.first.push(cells.blocks.len() as u32);
             cells.blocks.extend(cell.chunks(EDGES).map(EdgeBlock::of));
         }
@@ -99,9 +99,9 @@ impl Cells {
 }
 
 impl EdgeBlock {
-    fn of(filed: &[(Edge, u8)]) -> EdgeBlock {
+    fn of(by_cell: &[(Edge, u8)]) -> EdgeBlock {
         let mut block = EdgeBlock { edges: Edges::NONE, from: [0; EDGES] };
-        for (place, (edge, from)) in filed.iter().enumerate().take(EDGES) {
+        for (place, (edge, from)) in by_cell.iter().enumerate().take(EDGES) {
             block.edges.length[place] = edge.length;
             block.edges.start[place] = edge.start;
             block.edges.end[place] = edge.end;

@@ -1,7 +1,7 @@
 //! Builds an index of fingerprints from their records, row by row.
 
 use super::BLOCK_ROWS;
-use super::cell::{CELLS, EdgeFinder, FiledEdge};
+use super::cell::{CELLS, EdgeFinder, IndexedEdge};
 use super::format::{ESCAPE, EdgeIndex, Posting, PostingBlock};
 use crate::graph::GraphView;
 
@@ -9,7 +9,7 @@ use crate::graph::GraphView;
 #[derive(Clone, Copy, Debug)]
 struct RowEdge {
     row: u16,
-    edge: FiledEdge,
+    edge: IndexedEdge,
 }
 
 /// Builder of an index, which takes fingerprints row by row.
@@ -19,7 +19,7 @@ pub struct EdgeIndexBuilder {
     /// Edges of the block that is not complete yet, by row.
     edges: Vec<RowEdge>,
     finder: EdgeFinder,
-    filed: Vec<FiledEdge>,
+    indexed: Vec<IndexedEdge>,
 }
 
 impl EdgeIndexBuilder {
@@ -31,13 +31,13 @@ impl EdgeIndexBuilder {
 
     /// Adds the next row. A record that is not a graph, such as an empty one, gets no votes.
     pub fn push(&mut self, record: &[u8]) {
-        self.filed.clear();
+        self.indexed.clear();
         if let Ok(view) = GraphView::open(record) {
-            self.finder.filed(view.vertices(), &mut self.filed);
+            self.finder.indexed_edges(view.vertices(), &mut self.indexed);
         }
         let row = (self.index.edges.len() % BLOCK_ROWS) as u16;
-        self.index.edges.push(self.filed.len() as u8);
-        self.edges.extend(self.filed.iter().map(|&edge| RowEdge { row, edge }));
+        self.index.edges.push(self.indexed.len() as u8);
+        self.edges.extend(self.indexed.iter().map(|&edge| RowEdge { row, edge }));
         if self.index.edges.len().is_multiple_of(BLOCK_ROWS) {
             self.complete();
         }
@@ -55,21 +55,21 @@ impl EdgeIndexBuilder {
 
     /// Turns the collected edges into a block.
     fn complete(&mut self) {
-        self.edges.sort_unstable_by_key(|filed| (filed.edge.cell, filed.row, filed.edge.heading));
+        self.edges.sort_unstable_by_key(|own| (own.edge.cell, own.row, own.edge.heading));
         let mut block =
             PostingBlock { starts: Vec::with_capacity(CELLS + 1), postings: Vec::new() };
         let mut edges = self.edges.iter().peekable();
         for cell in 0..CELLS {
             block.starts.push(block.postings.len() as u32);
             let mut last = 0;
-            while let Some(filed) = edges.next_if(|filed| usize::from(filed.edge.cell) == cell) {
-                let mut step = filed.row - last;
+            while let Some(own) = edges.next_if(|own| usize::from(own.edge.cell) == cell) {
+                let mut step = own.row - last;
                 while step >= u16::from(ESCAPE) {
                     block.postings.push(Posting { step: ESCAPE, heading: 0 });
                     step -= u16::from(ESCAPE);
                 }
-                block.postings.push(Posting { step: step as u8, heading: filed.edge.heading });
-                last = filed.row;
+                block.postings.push(Posting { step: step as u8, heading: own.edge.heading });
+                last = own.row;
                 if let Some(count) = self.index.counts.get_mut(cell) {
                     *count += 1;
                 }

@@ -1,25 +1,25 @@
-//! Edges as the index files them: a cell and a heading.
+//! Edges of a print as the index lists them, each with its cell and its heading.
 
 use crate::edge::{Edge, PER_PIXEL, clamp_position, to_angle};
 use crate::graph::Vertex;
 use crate::star::{Coordinates, Star, stars};
 
-/// Quarters of a pixel of a cell's length: 8 pixels.
+/// Range of lengths of a cell in quarters of a pixel, which is 8 pixels.
 pub(crate) const LENGTH_STEP: u16 = 8 * PER_PIXEL as u16;
-/// Cells by length. Longer edges are not filed.
+/// Number of ranges of lengths. Longer edges are not indexed.
 pub(crate) const LENGTHS: usize = 20;
-/// Cells by one angle: 11.25° each.
+/// Number of ranges of one angle, of 11.25° each.
 pub(crate) const ANGLES: usize = 32;
-/// Steps of an 8-bit angle in a cell.
+/// Range of an 8-bit angle of a cell, in its steps.
 pub(crate) const ANGLE_STEP: usize = 256 / ANGLES;
-/// Unordered pairs of angles: an edge has no first end.
+/// Number of unordered pairs of angles, because an edge has no first end.
 const ANGLE_PAIRS: usize = ANGLES * (ANGLES + 1) / 2;
 /// Number of cells.
 pub(crate) const CELLS: usize = LENGTHS * ANGLE_PAIRS;
-/// Nearest neighbours whose edges a print is filed with.
-const FILED: usize = 6;
-/// Maximum edges of a print that are filed. Their number fits a byte.
-pub(crate) const FILED_MAX: usize = 255;
+/// Number of nearest neighbours of a vertex to which its edges are indexed.
+const INDEXED_NEIGHBOURS: usize = 6;
+/// Maximum number of indexed edges of a print. It fits a byte.
+pub(crate) const INDEXED_EDGES_MAX: usize = 255;
 
 /// An edge with angles of 256 steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,17 +57,17 @@ impl HeadedEdge {
 
     /// Returns the edge as the index lists it. The end with the lower angle comes first. Returns
     /// `None` if the edge is too long for a cell.
-    fn filed(self) -> Option<FiledEdge> {
+    fn indexed(self) -> Option<IndexedEdge> {
         let edge = if self.start <= self.end { self } else { self.reversed() };
         let length = usize::from(edge.length / LENGTH_STEP);
         let cell = cell(length, angle_cell(edge.start), angle_cell(edge.end))?;
-        Some(FiledEdge { cell: cell as u16, heading: edge.heading })
+        Some(IndexedEdge { cell: cell as u16, heading: edge.heading })
     }
 }
 
 /// An edge as the index lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FiledEdge {
+pub(crate) struct IndexedEdge {
     pub(crate) cell: u16,
     pub(crate) heading: u8,
 }
@@ -121,14 +121,15 @@ impl EdgeFinder {
         }
     }
 
-    /// Leaves the edges that a print is filed with in `out`, at most [`FILED_MAX`].
-    pub(crate) fn filed(
+    /// Replaces the content of `out` by the indexed edges of a print, at most
+    /// [`INDEXED_EDGES_MAX`].
+    pub(crate) fn indexed_edges(
         &mut self,
         vertices: impl Iterator<Item = Vertex>,
-        out: &mut Vec<FiledEdge>,
+        out: &mut Vec<IndexedEdge>,
     ) {
         out.clear();
-        self.edges(vertices, FILED, |edge| out.extend(edge.filed()));
+        self.edges(vertices, INDEXED_NEIGHBOURS, |edge| out.extend(edge.indexed()));
         thin(out);
     }
 
@@ -144,18 +145,19 @@ impl EdgeFinder {
     }
 }
 
-/// Keeps at most [`FILED_MAX`] edges, evenly spread over the vertices. Templates of many minutiae
-/// can have them row by row, and another impression can show only the lower part of the finger.
-fn thin(edges: &mut Vec<FiledEdge>) {
+/// Keeps at most [`INDEXED_EDGES_MAX`] edges, evenly spread over the vertices. Templates of many
+/// minutiae can have them row by row, and another impression can show only the lower part of the
+/// finger.
+fn thin(edges: &mut Vec<IndexedEdge>) {
     let count = edges.len();
-    if count <= FILED_MAX {
+    if count <= INDEXED_EDGES_MAX {
         return;
     }
     let mut number = 0;
     edges.retain(|_| {
-        let before = number * FILED_MAX / count;
+        let before = number * INDEXED_EDGES_MAX / count;
         number += 1;
-        number * FILED_MAX / count > before
+        number * INDEXED_EDGES_MAX / count > before
     });
 }
 
@@ -191,7 +193,7 @@ mod tests {
             assert_eq!(edge.reversed().reversed(), edge);
             // Equal angles leave the heading open.
             if edge.start != edge.end {
-                assert_eq!(edge.reversed().filed(), edge.filed());
+                assert_eq!(edge.reversed().indexed(), edge.indexed());
             }
         }
     }
@@ -205,9 +207,13 @@ mod tests {
         assert!(
             all < count * kernels::graph::NEAREST && all >= count * kernels::graph::NEAREST / 2
         );
-        let mut filed = Vec::new();
-        finder.filed(graph.vertices.iter().copied(), &mut filed);
-        assert!((count * FILED / 2..count * FILED).contains(&filed.len()), "{}", filed.len());
+        let mut indexed = Vec::new();
+        finder.indexed_edges(graph.vertices.iter().copied(), &mut indexed);
+        assert!(
+            (count * INDEXED_NEIGHBOURS / 2..count * INDEXED_NEIGHBOURS).contains(&indexed.len()),
+            "{}",
+            indexed.len()
+        );
     }
 
     #[test]
@@ -217,15 +223,15 @@ mod tests {
             synthetic::fingerprint(number).vertices.into_iter().map(moved).collect()
         };
         let parts = [0, 1, 2, 3].map(part);
-        let filed = |vertices: &[Vertex]| {
+        let indexed = |vertices: &[Vertex]| {
             let mut out = Vec::new();
-            EdgeFinder::default().filed(vertices.iter().copied(), &mut out);
+            EdgeFinder::default().indexed_edges(vertices.iter().copied(), &mut out);
             out
         };
-        let whole = filed(&parts.concat());
-        assert_eq!(whole.len(), FILED_MAX);
+        let whole = indexed(&parts.concat());
+        assert_eq!(whole.len(), INDEXED_EDGES_MAX);
         for part in &parts {
-            let own = filed(part);
+            let own = indexed(part);
             let kept = own.iter().filter(|edge| whole.contains(edge)).count();
             assert!(kept > own.len() / 5, "{kept} of {}", own.len());
         }

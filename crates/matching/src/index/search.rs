@@ -194,7 +194,7 @@ fn best_turn(counts: &[u16; TURNS]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::super::EdgeIndexBuilder;
-    use super::super::cell::{CELLS, FiledEdge};
+    use super::super::cell::{CELLS, IndexedEdge};
     use super::*;
     use crate::synthetic;
     use proptest::prelude::*;
@@ -207,13 +207,13 @@ mod tests {
 
     /// Returns the score of a row, edge by edge.
     fn naive(index: &EdgeIndex, query: &EdgeQuery, graph: &Graph) -> Option<f32> {
-        let mut filed: Vec<FiledEdge> = Vec::new();
-        EdgeFinder::default().filed(graph.vertices.iter().copied(), &mut filed);
+        let mut indexed: Vec<IndexedEdge> = Vec::new();
+        EdgeFinder::default().indexed_edges(graph.vertices.iter().copied(), &mut indexed);
         let mut counts = [0_i32; TURNS];
         let mut voted = false;
         let both = query.edges.iter().flat_map(|&edge| [edge, edge.reversed()]);
         for edge in both {
-            for own in &filed {
+            for own in &indexed {
                 let logs = |of: usize| -> Option<i32> {
                     let length = lengths(edge.length);
                     let ends = length.flat_map(|length| {
@@ -235,7 +235,7 @@ mod tests {
             }
         }
         let best = (0..TURNS).map(|turn| counts[turn] + counts[(turn + 1) % TURNS]).max();
-        let score = best.unwrap_or(0) - CHANCE * filed.len() as i32;
+        let score = best.unwrap_or(0) - CHANCE * indexed.len() as i32;
         voted.then_some(score as f32 / PER_NAT as f32)
     }
 

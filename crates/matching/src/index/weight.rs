@@ -9,7 +9,7 @@ pub(crate) const PER_NAT: i32 = 8;
 /// Minimum weight of a vote. Cells with a smaller weight are common, so reading them would take
 /// most of the time, and their sum adds more noise than it helps.
 pub(crate) const WEIGHT_MIN: i32 = 4 * PER_NAT;
-/// Weight that an edge gets by chance. A row loses it for each edge that it is filed with.
+/// Weight that an edge gets by chance. A row loses it for each of its indexed edges.
 pub(crate) const CHANCE: i32 = 2;
 
 /// Logarithm of the probability that an edge of the same finger falls into a cell of lengths. The
