@@ -9,20 +9,21 @@ use super::plane::Plane;
 /// Side of a cell in pixels. Each cell has a direction, a distance and a quality.
 pub(super) const CELL: usize = 4;
 
-/// Deviation in pixels of the window that evens brightness and contrast. It is somewhat more than a
-/// ridge.
-const EVEN: f32 = 10.0;
-/// Steps of brightness that count as noise and are not amplified.
-const NOISE: f32 = 3.0;
-/// Deviations of brightness at which a value is cut off.
-const STEEPEST: f32 = 2.5;
-/// Deviation in pixels of the smoothing before gradients are taken.
-const BEFORE: f32 = 1.0;
-/// Deviations in cells that smooth the structure tensor and its directions.
-const TENSOR: f32 = 1.6;
-const DIRECTIONS: f32 = 2.0;
-/// Deviation in cells that smooths distances, twice.
-const DISTANCES: f32 = 4.0;
+/// Deviation in pixels of the Gaussian window that evens brightness and contrast. It is somewhat
+/// more than a ridge.
+const EVEN_DEVIATION: f32 = 10.0;
+/// Deviation in steps of brightness that counts as noise and is not amplified.
+const NOISE_CONTRAST: f32 = 3.0;
+/// Maximum of an even value, in local deviations of brightness. Larger values are cut off.
+const EVEN_VALUE_MAX: f32 = 2.5;
+/// Deviation in pixels of the smoothing before gradients are computed.
+const GRADIENT_SMOOTHING: f32 = 1.0;
+/// Deviation in cells of the smoothing of the structure tensor.
+const TENSOR_SMOOTHING: f32 = 1.6;
+/// Deviation in cells of the smoothing of directions.
+const DIRECTION_SMOOTHING: f32 = 2.0;
+/// Deviation in cells of both smoothings of distances.
+const DISTANCE_SMOOTHING: f32 = 4.0;
 
 /// An image with even brightness and contrast.
 pub(super) struct EvenImage {
@@ -35,11 +36,11 @@ pub(super) struct EvenImage {
 
 /// Evens brightness and contrast. Padding has no part in the mean and the deviation.
 pub(super) fn evened(image: &Plane, mask: &PaddingMask) -> EvenImage {
-    let mean = mask.smoothed(image, EVEN);
+    let mean = mask.smoothed(image, EVEN_DEVIATION);
     let darker = mask.applied(mean.with(image, |mean, value| mean - value));
-    let spread = mask.smoothed(&darker.squared(), EVEN);
+    let spread = mask.smoothed(&darker.squared(), EVEN_DEVIATION);
     let even = darker.with(&spread, |value, square| {
-        (value / (square.max(0.0).sqrt() + NOISE)).clamp(-STEEPEST, STEEPEST)
+        (value / (square.max(0.0).sqrt() + NOISE_CONTRAST)).clamp(-EVEN_VALUE_MAX, EVEN_VALUE_MAX)
     });
     let mut contrast = mask.applied(spread).cells(CELL);
     contrast.values.iter_mut().for_each(|square| *square = square.max(0.0).sqrt());
@@ -61,7 +62,7 @@ impl Flow {
     /// less than the ridges around it.
     pub(super) fn of(plane: &Plane) -> Flow {
         let (width, height) = (plane.width, plane.height);
-        let soft = plane.smoothed(BEFORE);
+        let soft = plane.smoothed(GRADIENT_SMOOTHING);
         let mut tensor = [(); 3].map(|()| Plane::new(width, height));
         let [xx, xy, yy] = &mut tensor;
         for y in 1..height.saturating_sub(1) {
@@ -75,11 +76,11 @@ impl Flow {
                 yy.values[base + x] = dy * dy;
             }
         }
-        let [xx, xy, yy] = tensor.map(|plane| plane.cells(CELL).smoothed(TENSOR));
+        let [xx, xy, yy] = tensor.map(|plane| plane.cells(CELL).smoothed(TENSOR_SMOOTHING));
         let strength = xx.with(&yy, |a, b| a + b + 1e-6);
         let cos = yy.with(&xx, |a, b| a - b).with(&strength, |a, b| a / b);
         let sin = xy.with(&strength, |a, b| -2.0 * a / b);
-        Flow { cos: cos.smoothed(DIRECTIONS), sin: sin.smoothed(DIRECTIONS) }
+        Flow { cos: cos.smoothed(DIRECTION_SMOOTHING), sin: sin.smoothed(DIRECTION_SMOOTHING) }
     }
 
     /// Returns the angle at a cell, counter-clockwise as seen, in half turns: 0 to 1.
@@ -108,12 +109,12 @@ pub(super) fn distances(
             energy.values[cell] = bank.kernel(angle, period).response(plane, x, y).powi(2);
         }
     }
-    let energies = energies.map(|energy| energy.smoothed(DISTANCES));
+    let energies = energies.map(|energy| energy.smoothed(DISTANCE_SMOOTHING));
     let mut best = Plane::new(across, down);
     for (cell, best) in best.values.iter_mut().enumerate() {
         *best = peak(&std::array::from_fn(|period| energies[period].values[cell]));
     }
-    best.smoothed(DISTANCES)
+    best.smoothed(DISTANCE_SMOOTHING)
 }
 
 /// Returns the position of the largest value, refined by the parabola through its neighbours.
