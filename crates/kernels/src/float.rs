@@ -136,8 +136,9 @@ impl Panels {
         self.count
     }
 
-    /// Writes the nearest packed vector of each of `points` to `nearest`: its index, the lowest of
-    /// equally near ones, and the squared distance minus the point's own squared length.
+    /// Writes the nearest packed vector of each of `points` to `nearest`. The first value is its
+    /// index, the lowest of equally near ones. The second is the squared distance minus the squared
+    /// length of the point.
     ///
     /// # Panics
     /// If there are no vectors, or if `points` and `nearest` differ in their number of points.

@@ -83,8 +83,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Multiplies by the matrix of the definition: the sign is the parity of the bits that row and
-    /// column share.
+    /// Multiplies by the matrix of the definition. The sign of an element is the parity of the bits
+    /// that row and column share.
     fn naive(values: &[f32]) -> Vec<f32> {
         let scale = 1.0 / (values.len() as f32).sqrt();
         let sign = |row: usize, column: usize| {

@@ -215,8 +215,8 @@ impl Lifecycle {
         let _ = self.to.send(Message::Sources(report));
     }
 
-    /// Returns true once the first load is finished: every version chosen at the start is ready or
-    /// has failed, and the pool is faulted in. Stays true.
+    /// Returns true once the first load is finished, and from then on. Every version chosen at the
+    /// start is then ready or has failed, and the pool is faulted in.
     pub fn settled(&self) -> bool {
         self.settled.get()
     }

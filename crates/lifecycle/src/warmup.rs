@@ -48,8 +48,8 @@ pub struct WarmupSet {
 /// One request from a record.
 #[derive(Debug)]
 pub struct RecordedRequest {
-    /// Number of the record, from 0. Its position in the file of records; in a folder, the number
-    /// goes on from file to file, without the requests of a log that had failed.
+    /// Number of the record, from 0. In a file, it is the position. In a folder, it continues from
+    /// file to file. Requests of a log that had failed are not counted there.
     pub number: usize,
     /// The request, or the error of the record.
     pub call: Result<WarmupCall>,

@@ -44,8 +44,8 @@ pub fn fingerprint(seed: u64) -> Graph {
 
 /// Returns an impression of a finger for large galleries. It is the same one for the same seed.
 ///
-/// It has the statistics of the 640 templates of FVC2002 and FVC2004 (B sets): the number of
-/// minutiae, their distances, the directions of neighbours, and the scores of impostors.
+/// It has the statistics of the 640 templates of FVC2002 and FVC2004 (B sets). They are the number
+/// of minutiae, their distances, the directions of neighbours, and the scores of impostors.
 /// [`fingerprint`] does not reach these scores. Neighbouring minutiae mostly point the same way
 /// along their ridges, some minutiae are close together, and some directions are false
 /// (`docs/adr/0020-fingerprint-index.md`).
@@ -201,7 +201,7 @@ impl OrientationField {
     }
 }
 
-/// Parts of a finger in which minutiae point one way along their ridges or the other: stripes.
+/// Stripes of a finger. In every second one, minutiae point the other way along their ridges.
 struct Sides {
     across: f32,
     down: f32,

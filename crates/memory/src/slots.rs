@@ -23,8 +23,8 @@ pub(crate) enum Slot {
     Releasing,
 }
 
-/// Result of [`SlotMap::take`]: a run that is now in use, and the steps that its taker must do, in
-/// this order.
+/// Result of [`SlotMap::take`]. It has a run that is now in use, and the steps that its taker must
+/// do, in this order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TakenSlots {
     pub(crate) run: Range<usize>,

@@ -38,7 +38,7 @@ pub(crate) fn check_count(what: &str, count: usize) -> Result<()> {
 }
 
 /// Returns a shape from the signed sizes on the wire. The product of all sizes but 0 fits an
-/// `isize`: engines multiply sizes, and a size of 0 does not prevent an overflow.
+/// `isize`, because engines multiply sizes, and a size of 0 does not prevent an overflow.
 pub(crate) fn shape(name: &str, dims: impl ExactSizeIterator<Item = i64>) -> Result<Shape> {
     if dims.len() > RANK_MAX {
         return Err(Error::invalid(format!(

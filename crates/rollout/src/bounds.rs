@@ -144,8 +144,8 @@ mod tests {
         (*state >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The promise: over all checks of a stream, the true probability is outside at most in a share
-    /// `level` of streams.
+    /// Checks the promise of the bounds. In all but a share `level` of streams, the true
+    /// probability is inside at every check.
     #[test]
     fn few_streams_ever_leave_the_bounds() {
         let (level, streams, trials, truth) = (0.05, 400, 2_000, 0.02);

@@ -276,8 +276,9 @@ impl Rejoin {
 
     /// Adds the outcome of the part `index`. Returns the outcome of the request after its last
     /// part. If the outputs of the parts do not fit together, `again` runs the whole request. The
-    /// same holds if `mixes_items` is true: a run has shown that the model mixes its items, so even
-    /// outputs that fit are not parts of the answer. The time of this run counts for the request.
+    /// same holds if `mixes_items` is true. A run has then shown that the model mixes its items, so
+    /// even outputs that fit are not parts of the answer. The time of this run counts for the
+    /// request.
     pub(crate) fn add(
         &self,
         index: usize,

@@ -8,7 +8,8 @@ use engine::{BatchPlan, InputFill, InputPlan};
 
 use crate::bounds;
 
-/// Adds the inputs that the plan fills in and the client left out: masks of ones and real sizes.
+/// Adds the inputs that the plan fills in and the client left out. They are masks of ones and real
+/// sizes.
 ///
 /// # Errors
 /// `InvalidArgument` if the masked or measured input is missing or lacks an axis, if a length does

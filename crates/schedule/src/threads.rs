@@ -44,9 +44,9 @@ impl ThreadPolicy {
     /// Decides the numbers of threads.
     ///
     /// # Errors
-    /// `InvalidArgument`, with the flag and its remedy. It is for more inference threads than
-    /// [`WORKERS_MAX`] or than cores (unless allowed), for pinned threads without a core each, and
-    /// for more concurrent batches than inference threads.
+    /// `InvalidArgument` for more inference threads than [`WORKERS_MAX`], or than cores unless
+    /// allowed. Also for pinned threads without a core each, and for more concurrent batches than
+    /// inference threads. The message has the flag and its remedy.
     pub fn plan(&self) -> Result<ThreadPlan> {
         let cores = self.cores.max(1);
         // One a core is a default, so it yields to the limit. An explicit number does not.

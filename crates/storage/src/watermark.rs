@@ -1,5 +1,5 @@
-//! The watermark: a second record of the durable position of each log, because a log whose file is
-//! cut off or missing cannot show that position.
+//! The watermark is a second record of the durable position of each log. A log whose file is cut
+//! off or missing cannot show that position.
 //!
 //! The file `watermark` has two slots of a page, A for even epochs and B for odd ones. Recording
 //! overwrites the older slot in place, so it needs no room, and makes it durable. It follows a
@@ -7,8 +7,8 @@
 //! since it was last recorded, and is ahead of them only if bytes were lost.
 //!
 //! A slot has 4096 bytes. Numbers are little-endian. After the first 32 bytes, each log has three
-//! numbers of 8 bytes: its own number, its durable bytes, and the number before which its payloads
-//! are durable.
+//! numbers of 8 bytes. They are its own number, its durable bytes, and the number before which its
+//! payloads are durable.
 //!
 //! | bytes | content |
 //! |---|---|

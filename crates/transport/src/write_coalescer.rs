@@ -30,9 +30,9 @@ const READ_BYTES_MAX: usize = 64 << 10;
 /// Frames and bytes that a poll of a connection reads. The connection then yields to others of its
 /// thread. h2 takes up to 8 KiB more, which may hold 900 frames.
 ///
-/// h2 reads all that it can before each stream that hyper accepts. Without a limit of the whole
-/// poll, thousands of streams of a client that cancels many calls could wait to be accepted. h2
-/// then ends the connection.
+/// h2 reads all that it can before each stream that hyper accepts. A client that cancels many calls
+/// could have thousands of streams that wait to be accepted. h2 then ends the connection. A limit
+/// of the whole poll prevents this.
 const POLL_FRAMES_MAX: usize = 512;
 const POLL_BYTES_MAX: usize = 1 << 20;
 

@@ -37,8 +37,8 @@ struct ProbeBlock {
 
 /// Scales the throughput of each block, so that the reference has the same throughput in all
 /// blocks. The factor is at most [`DRIFT_MAX`]. The reference of a block is the median of the
-/// measurements around the block and around its neighbours, because a single one is as noisy as any
-/// other slice.
+/// measurements around the block and around its neighbours. A single one is as noisy as any other
+/// slice.
 fn leveled(blocks: Vec<ProbeBlock>) -> Readings {
     let references: Vec<[f64; 2]> = blocks.iter().map(|block| block.references).collect();
     let overall = median(references.iter().flatten().copied());

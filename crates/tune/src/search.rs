@@ -187,7 +187,7 @@ impl PointSearch<'_, '_, '_> {
         Ok((hints, slice))
     }
 
-    /// Returns the number of rungs for `candidates` points: one more if others will join them.
+    /// Returns the number of rungs for `candidates` points, and one more if others will join them.
     fn rungs(&self, candidates: usize) -> usize {
         rungs_for(candidates).max(1) + usize::from(candidates < self.grid.len())
     }

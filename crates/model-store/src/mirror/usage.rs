@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Bytes of the copies of each store, by directory of models. A version counts from the moment at
-/// which there is room for it, so that other stores do not use the same room while it is fetched.
+/// Bytes of the copies of each store, by directory of models. A version counts before it is
+/// fetched, once there is room for it. So other stores do not use the same room meanwhile.
 #[derive(Default)]
 pub(crate) struct CacheUsage(RefCell<BTreeMap<PathBuf, u64>>);
 

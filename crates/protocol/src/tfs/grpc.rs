@@ -85,7 +85,7 @@ pub fn version_spec(version: &VersionId, signature: &str) -> ModelSpec {
 }
 
 /// Returns an upper bound of the bytes that [`decode_predict`] allocates for repeated values and
-/// for strings of `tensor_content`, which the length of the message does not bound.
+/// for strings of `tensor_content`. The length of the message does not bound them.
 pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
     let mut filled = 0u64;
     let mut strings = 0u64;

@@ -35,7 +35,7 @@ pub enum ExampleResult {
 }
 
 impl ExampleResult {
-    /// Checks that all labels are text: clients cannot read a message with another one.
+    /// Checks that all labels are text, because clients cannot read a message with another one.
     ///
     /// # Errors
     /// `InvalidArgument` for a label that is not UTF-8.

@@ -69,8 +69,8 @@ pub struct ExampleTask {
 ///
 /// # Errors
 /// `DataLoss` for a truncated or damaged file. `InvalidArgument` for more than [`RECORDS_MAX`]
-/// records. The message has the record's number. The error of a record in the list is
-/// `InvalidArgument` for a malformed request, `DataLoss` for bytes that are not a record, and
+/// records. The message has the record's number. A record in the list has an error of its own. It
+/// is `InvalidArgument` for a malformed request, `DataLoss` for bytes that are not a record, and
 /// `Unimplemented` for an unknown kind.
 pub fn read_records(file: &Bytes) -> Result<Vec<Result<WarmupRecord>>> {
     let mut rest = file.clone();

@@ -21,8 +21,8 @@ use crate::payload_index::{
 pub(crate) const FACET_VALUES_MAX: usize = 65_536;
 /// Maximum bytes of the texts of all values.
 const TEXT_BYTES_MAX: usize = 16 << 20;
-/// Bytes of a value besides its text: its entry in a hash table that may be half empty or growing,
-/// and in the sorted list.
+/// Bytes of a value besides its text. They are for its entry in a hash table, which may be half
+/// empty or growing, and in the sorted list.
 const VALUE_BYTES: usize = 192;
 /// Step in which memory is reserved.
 const STEP_BYTES: usize = 1 << 20;

@@ -67,8 +67,8 @@ fn needs_rewrite(size: &SegmentSize, merging: &Merging) -> bool {
         || f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share
 }
 
-/// Chooses the segments to rewrite as one: one that has lost many rows or codes, or several of
-/// similar size, small ones first. `rows_max` limits the live rows of the result.
+/// Chooses the segments to rewrite as one. They are one segment that has lost many rows or codes,
+/// or several of similar size, small ones first. `rows_max` limits the live rows of the result.
 fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec<SegmentSize>> {
     let worn = |size: &&SegmentSize| needs_rewrite(size, merging) && size.live <= rows_max;
     if let Some(size) = sizes.iter().find(worn) {
@@ -413,8 +413,8 @@ impl Collection {
         self.check_room_to_merge(views.map(|(_, _, view)| view.segment.file_bytes()).sum()).is_ok()
     }
 
-    /// Returns the bytes that merging segments into one of `rows` rows needs: to build it, and to
-    /// open it while the old ones are open.
+    /// Returns the bytes that merging segments into one of `rows` rows needs. They are for building
+    /// it, or for opening it while the old ones are open.
     fn merge_bytes(&self, rows: u64) -> u64 {
         let form = self.options.segment_form();
         let building = rows * PLACE_BYTES + form.working_bytes(rows);

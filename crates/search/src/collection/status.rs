@@ -40,10 +40,10 @@ pub struct Status {
     pub flush_error: Option<String>,
     /// Error of the last merge, if it failed.
     pub merge_error: Option<String>,
-    /// Reason why changes are refused: the free disk space is less than the reserve. Cleared once
+    /// Reason why changes are refused if the free disk space is less than the reserve. Cleared once
     /// there is room.
     pub low_disk: Option<String>,
-    /// Reason why new points are refused: the memory for all collections is full. Cleared once a
+    /// Reason why new points are refused if the memory for all collections is full. Cleared once a
     /// point without a payload fits.
     pub low_memory: Option<String>,
     /// Reason why the log accepts no changes, or `None` if it accepts them.

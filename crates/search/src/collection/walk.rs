@@ -1,5 +1,6 @@
-//! A walk through all points for background work. It goes segment by segment in the order of rows,
-//! which is the order of coarse clusters, and then through the memtables in the order of ids.
+//! A walk through all points for background work. It first visits the segments, each in the order
+//! of rows, which is the order of coarse clusters. Then it visits the memtables in the order of
+//! ids.
 //!
 //! A walk survives restarts and changes of the collection. It records the segments that it has
 //! passed. A segment that a flush or a merge makes meanwhile is visited as a whole. A point may

@@ -202,8 +202,8 @@ impl JobRun<'_> {
     }
 }
 
-/// Returns the maximum points of a step. At a low rate these are the points of one second, because
-/// a step that waits for its turn does not notice that the job was cancelled.
+/// Returns the maximum points of a step. At a low rate these are the points of one second. A step
+/// that waits for its turn does not notice that the job was cancelled.
 fn step_points(options: &DuplicateOptions) -> usize {
     let most = STEP_POINTS * options.threads;
     match options.points_per_second {

@@ -31,7 +31,7 @@ const ROW_BYTES: u64 = 256;
 
 /// Bytes by which the memory of a builder grows at least.
 const GROWTH_BYTES: u64 = 1 << 20;
-/// Maximum memory of a builder: the rows of a field are counted in 32 bits.
+/// Maximum bytes of memory of a builder. The rows of a field are counted in 32 bits.
 const MEMORY_BYTES_MAX: u64 = u32::MAX as u64 * POSTING_BYTES;
 
 /// Returns the bytes of memory of a builder for `rows` rows, in addition to the memory that the

@@ -40,8 +40,8 @@ pub(super) struct FieldBitmaps {
 }
 
 impl FieldBitmaps {
-    /// Returns true if the values of the dictionary are those under the path with `[]` at its end:
-    /// no value is outside of a list, and no list is in a list.
+    /// Returns true if the values of the dictionary are those under the path with `[]` at its end.
+    /// That is the case if no value is outside of a list, and no list is in a list.
     pub(super) fn has_all_elements(&self) -> bool {
         self.bare.count == 0 && self.other.count == 0
     }

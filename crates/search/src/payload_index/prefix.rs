@@ -1,6 +1,6 @@
-//! Bitmaps of the rows before some positions of a field's list. A range of values is then the
-//! difference of two bitmaps and of the rows between their positions and the ends of the range,
-//! instead of a list of all its rows.
+//! Bitmaps of the rows before some positions of a field's list. They give the rows of a range of
+//! values without a list of all its rows. These are the difference of two bitmaps, corrected by the
+//! rows between their positions and the ends of the range.
 //!
 //! Only fields with at most one value in each row have them. Each row is then at most once in the
 //! part of the list before the texts, so the difference is exact. A date is there once as a date,
@@ -25,8 +25,8 @@ pub(super) const PREFIXES_MAX: u64 = 16;
 /// Minimum positions between two bitmaps. Shorter lists are read as quickly as bitmaps.
 pub(super) const PREFIX_STEP_MIN: u64 = 16 << 10;
 
-/// Bitmap of the rows before a position of a field's list: row `r` is bit `r % 64` of word `r /
-/// 64`, and a word is u64.
+/// Bitmap of the rows before a position of a field's list. Row `r` is bit `r % 64` of the u64 word
+/// `r / 64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PrefixBitmap {
     /// Rows of the list before this position are in it.

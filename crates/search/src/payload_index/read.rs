@@ -25,8 +25,8 @@ pub(crate) struct PayloadIndex {
 
 /// Field under a path.
 pub(super) enum FieldLookup<'a> {
-    /// With an index. `elements_only` is true if the path stands for elements of lists only, so
-    /// that rows with a value outside of a list, or with a list in a list, are undecided.
+    /// With an index. `elements_only` is true if the path stands for elements of lists only. Rows
+    /// with a value outside of a list, or with a list in a list, are then undecided.
     Indexed { field: &'a FieldDirectory, elements_only: bool },
     /// No row has a value or null there.
     Absent,
@@ -310,8 +310,8 @@ impl PayloadIndex {
         Ok(())
     }
 
-    /// Returns the position in the field's list of the first value that is not before `bound`, or
-    /// of the first value after it if `after` is true.
+    /// Returns a position in the field's list. If `after` is false, it is that of the first value
+    /// that is not before `bound`. Otherwise it is that of the first value after `bound`.
     ///
     /// # Errors
     /// As [`PayloadIndex::entries`].

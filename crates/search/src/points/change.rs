@@ -182,8 +182,8 @@ fn within_list(value: &mut Value, change: impl FnOnce(&mut [Value])) {
     *value = Value::Array(elements);
 }
 
-/// Removes the values at `path`. As in Qdrant, one element of a list stays: a repeated request
-/// would remove the next one too.
+/// Removes the values at `path`. As in Qdrant, a single element of a list stays, because a repeated
+/// request would remove the next one too.
 fn remove(value: &mut Value, path: &[Step]) {
     let Some((step, rest)) = path.split_first() else { return };
     match (step, rest.is_empty(), value) {

@@ -92,9 +92,9 @@ pub(crate) struct SegmentForm {
 }
 
 impl SegmentForm {
-    /// Returns the bytes of memory that [`write`] needs. It needs them for the coarse index or the
-    /// sample to train it, for numbers of rows, ids, maps and buffers, and for the indexes of
-    /// payloads and fingerprints. The embeddings do not count. The source's memory is extra.
+    /// Returns the bytes of memory that [`write`] needs. They are for the coarse index or the
+    /// sample to train it, and for the indexes of payloads and fingerprints. Numbers of rows, ids,
+    /// maps and buffers need some too. The embeddings do not count. The source's memory is extra.
     pub(crate) fn working_bytes(self, rows: u64) -> u64 {
         let all = self.payload_index_bytes(rows) + rows * 48 + (3 << 20);
         match self.records {

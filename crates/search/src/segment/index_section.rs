@@ -1,6 +1,6 @@
 //! Bytes of a segment's payload index, read from the medium and checked page by page. Blocks that
-//! were read stay in the segment cache while memory is free, because each new filter on a field
-//! reads the same dictionary and often the same rows.
+//! were read stay in the segment cache while memory is free. Each new filter on a field reads the
+//! same dictionary, and often the same rows.
 
 use std::ops::Range;
 use std::sync::Arc;

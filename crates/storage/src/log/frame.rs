@@ -153,8 +153,8 @@ pub(super) fn closing(bytes: u64, number: u64) -> Option<[u8; FRAME_BYTES]> {
     Some(encode_head(CLOSED, rest, number, 0, 0))
 }
 
-/// Encodes the head of a frame. `mark` states its kind, `bytes` and `sum` are the length and the
-/// checksum of its content, and `durable` is the number before which all payloads are durable.
+/// Encodes the head of a frame. `mark` states its kind. `bytes` and `sum` are the length and the
+/// checksum of its content. `durable` is the number before which all payloads are durable.
 fn encode_head(
     mark: &[u8; 4],
     bytes: u32,

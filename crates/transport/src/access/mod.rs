@@ -3,9 +3,9 @@
 //!
 //! A site can point its own name at this machine (DNS rebinding). Its pages then count as pages of
 //! this server. A browser lets them send requests and read the answers. Only the Host header shows
-//! where they come from. So a server that only this machine reaches and that has no key refuses
-//! every request under a name that another site may own. gRPC needs no such check, because no page
-//! can speak it.
+//! where they come from. So some servers refuse every request under a name that another site may
+//! own. They are those without a key that only this machine reaches. gRPC needs no such check,
+//! because no page can speak it.
 
 mod attempts;
 mod audit;

@@ -53,8 +53,8 @@ impl PaddingMask {
         }
     }
 
-    /// Smooths by a Gaussian of this deviation. Padding has no weight: normalised convolution
-    /// (Knutsson and Westin, "Normalized and differential convolution", 1993).
+    /// Smooths by a Gaussian of this deviation. Padding has no weight. This is a normalised
+    /// convolution (Knutsson and Westin, "Normalized and differential convolution", 1993).
     pub(super) fn smoothed(&self, plane: &Plane, deviation: f32) -> Plane {
         let Some(pixels) = &self.pixels else { return plane.smoothed(deviation) };
         let sum = plane.with(pixels, |value, pixel| value * pixel).smoothed(deviation);

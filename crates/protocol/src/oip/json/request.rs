@@ -74,8 +74,8 @@ impl RestInferRequest {
 /// form of the only input that `signature` requires. Raw tensors share the body.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON or a malformed priority, for tensors whose elements do not
-/// match their type and shape, and for binary data of another length than announced.
+/// `InvalidArgument` for malformed JSON or a malformed priority. Also for tensors whose elements do
+/// not match their type and shape, and for binary data of another length than announced.
 /// `Unimplemented` for shared memory and classification.
 pub fn parse_infer(
     body: Bytes,

@@ -104,8 +104,8 @@ impl Examples {
     /// every element. An optional input that no example has is left out.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the example and the feature, for a missing feature, for values
-    /// of another type, and for another number of values than the input or the other examples have.
+    /// `InvalidArgument` for a missing feature, for values of another type, and for another number
+    /// of values than the input or the other examples have. It names the example and the feature.
     /// Also the errors of `reserve`.
     pub fn features(
         &self,

@@ -53,8 +53,8 @@ pub fn signature_name(body: &Bytes) -> Result<String> {
 /// Reads the body of a predict request for `signature`. Unknown members are ignored.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for lists
-/// that make no tensor and for values whose type is not the input's.
+/// `InvalidArgument` for malformed JSON, and for both or neither of "instances" and "inputs". Also
+/// for lists that make no tensor, and for values whose type is not the input's.
 pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict> {
     let (inputs, form) = parse(body, &signature.inputs, REQUEST)?;
     Ok(RestPredict { inputs, form })
