@@ -32,9 +32,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Size of the prefix of a gRPC message: a flag for compression and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
-/// Flow-control windows: bytes of one response and of a whole connection that a server may send
-/// ahead.
+/// Flow-control window of a stream. It is the bytes of one response that a server may send ahead.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// Flow-control window of a connection, for all responses together.
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 24;
 
 /// Method, path and headers that all requests of a run share.

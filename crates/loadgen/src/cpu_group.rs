@@ -7,8 +7,9 @@ use base::{Error, Result};
 
 use crate::machine::is_running;
 
-/// Directories of control groups, of version 1 and of version 2.
+/// Directory of control groups of version 1.
 const VERSION_1: &str = "/sys/fs/cgroup/cpu";
+/// Directory of control groups of version 2.
 const VERSION_2: &str = "/sys/fs/cgroup";
 /// Default period of the kernel and of containers in microseconds.
 const PERIOD_US: f64 = 100_000.0;

@@ -9,12 +9,16 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// Preface of an HTTP/2 client, with empty settings.
 const HTTP2_PREFACE: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
-/// Offset and value of a SETTINGS frame's type, with which an HTTP/2 server begins.
-const SETTINGS: (usize, u8) = (3, 4);
-/// Bytes of a GOAWAY frame up to its error code, its type, and the offset of the code.
-const GO_AWAY_BYTES: usize = 17;
+/// Offset of the type in an HTTP/2 frame.
+const TYPE_AT: usize = 3;
+/// Type of a SETTINGS frame, with which an HTTP/2 server begins.
+const SETTINGS: u8 = 4;
+/// Type of a GOAWAY frame.
 const GO_AWAY: u8 = 7;
-const GO_AWAY_CODE: usize = 16;
+/// Bytes of a GOAWAY frame up to its error code, which it includes.
+const GO_AWAY_BYTES: usize = 17;
+/// Offset of the last byte of the error code in a GOAWAY frame.
+const GO_AWAY_CODE_AT: usize = 16;
 /// Code of a server that takes only encrypted connections.
 const INADEQUATE_SECURITY: u8 = 0xc;
 /// Code of a server of HTTP/1.1, which answers the second question too.
@@ -42,10 +46,10 @@ pub fn probe_protocol(authority: &str) -> Option<PortProtocol> {
     if frame.first() == Some(&TLS_ALERT) {
         return Some(PortProtocol::Tls);
     }
-    if frame.len() >= FRAME_HEAD_BYTES && frame.get(SETTINGS.0) == Some(&SETTINGS.1) {
+    if frame.len() >= FRAME_HEAD_BYTES && frame.get(TYPE_AT) == Some(&SETTINGS) {
         let (_, next) = frame.split_at(FRAME_HEAD_BYTES);
-        let refused = next.get(SETTINGS.0) == Some(&GO_AWAY);
-        match next.get(GO_AWAY_CODE).filter(|_| refused) {
+        let refused = next.get(TYPE_AT) == Some(&GO_AWAY);
+        match next.get(GO_AWAY_CODE_AT).filter(|_| refused) {
             Some(&INADEQUATE_SECURITY) => return Some(PortProtocol::Tls),
             Some(&PROTOCOL_ERROR) => {}
             _ => return Some(PortProtocol::Http2),
@@ -67,7 +71,7 @@ fn exchange(authority: &str, request: &[u8]) -> Option<Vec<u8>> {
     // A reset after some bytes still leaves those bytes.
     let _ = Read::by_ref(&mut stream).take(FRAME_HEAD_BYTES as u64).read_to_end(&mut head);
     // Only settings without a payload can be followed by that frame at once.
-    if head.starts_with(&[0, 0, 0, SETTINGS.1]) {
+    if head.starts_with(&[0, 0, 0, SETTINGS]) {
         let _ = stream.take(GO_AWAY_BYTES as u64).read_to_end(&mut head);
     }
     Some(head)

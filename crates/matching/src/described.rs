@@ -26,8 +26,9 @@ use crate::tuning::{ANGLE_ERROR_MAX, PHOTO_ROOTS_MAX};
 
 /// A scale of 1 in the fixed-point unit of scales.
 const SCALE_ONE: u32 = 1024;
-/// Largest and smallest accepted scale: four times and a quarter.
+/// Largest accepted scale.
 const SCALE_MAX: u32 = 4 * SCALE_ONE;
+/// Smallest accepted scale.
 const SCALE_MIN: u32 = SCALE_ONE / 4;
 /// Scales of pairs are equal if they differ by at most one part in this.
 const SCALE_PART: u32 = 6;

@@ -24,8 +24,9 @@ const EXPORT_SPANS_MAX: usize = 2048;
 const HOLD_TIME: Duration = Duration::from_secs(1);
 /// Longest time between two checks of the queue.
 const TICK: Duration = Duration::from_millis(200);
-/// Pauses before an export is tried again: the first, and the longest. Each is twice the last.
+/// First pause before an export is tried again. Each further pause is twice the one before.
 const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Longest pause before an export is tried again.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Most attempts of one export.
 const ATTEMPTS_MAX: u32 = 5;

@@ -13,8 +13,9 @@ const BATCH_LINKS_MAX: usize = 16;
 const MEMBERS_MAX: usize = 64;
 /// Most batches that are remembered.
 const BATCHES_MAX: usize = 4096;
-/// Most loads that are remembered, and most links to them.
+/// Most loads that are remembered.
 const LOADS_MAX: usize = 64;
+/// Most links to loads.
 const LOAD_LINKS_MAX: usize = 4;
 
 /// A span of another trace.

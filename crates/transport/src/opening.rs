@@ -18,16 +18,20 @@ use crate::linger::{LingerLimits, LingeringStream};
 use crate::peer::Peer;
 use crate::tls::{SocketStream, TlsIdentity};
 
-/// First byte of a TLS connection: the record type "handshake" (RFC 8446 §5.1).
+/// First byte of a TLS connection. It is the record type "handshake" (RFC 8446 §5.1).
 const TLS_HANDSHAKE: u8 = 0x16;
+/// Answer of a port with TLS to other connections.
 const NEEDS_TLS: &str = "this port takes encrypted connections only: use https:// or grpcs://";
 const _: () = assert!(NEEDS_TLS.len() <= grpc_refusal::TEXT_BYTES_MAX);
 /// First bytes of HTTP/2 (RFC 9113 §3.4). No method of HTTP/1.1 begins with them.
 const HTTP2_START: &[u8; 3] = b"PRI";
+/// Answer of a port without TLS to TLS connections.
 const NO_TLS: &str = "this port takes no encrypted connections: use http:// or a channel without TLS, or start the \
                       server with --tls-cert and --tls-key";
+/// Answer of an HTTP/1.1 port to HTTP/2.
 const NO_HTTP2: &str =
     "this port takes HTTP/1.1 only: send gRPC to the gRPC port, which is 8500 by default";
+/// Answer of a gRPC port to HTTP/1.1.
 const NO_HTTP1: &str =
     "this port takes gRPC only: send HTTP/1.1 to the HTTP port, which is 8501 by default";
 const _: () = assert!(NO_HTTP2.len() <= grpc_refusal::TEXT_BYTES_MAX);

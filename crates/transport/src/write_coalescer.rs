@@ -27,13 +27,14 @@ use crate::unread_answers::{UnreadAnswers, UnreadCheck};
 const COALESCED_BYTES_MAX: usize = 64 << 10;
 /// Maximum bytes of one read.
 const READ_BYTES_MAX: usize = 64 << 10;
-/// Frames and bytes that a poll of a connection reads. The connection then yields to others of its
+/// Maximum frames that a poll of a connection reads. The connection then yields to others of its
 /// thread. h2 takes up to 8 KiB more, which may hold 900 frames.
 ///
 /// h2 reads all that it can before each stream that hyper accepts. A client that cancels many calls
 /// could have thousands of streams that wait to be accepted. h2 then ends the connection. A limit
 /// of the whole poll prevents this.
 const POLL_FRAMES_MAX: usize = 512;
+/// Maximum bytes that a poll of a connection reads.
 const POLL_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {

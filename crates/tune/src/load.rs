@@ -28,8 +28,9 @@ use loadgen::{print, println};
 
 use crate::requests::from_files;
 
-/// Number of different generated requests, and the maximum of their bytes together.
+/// Maximum number of different generated requests.
 const REQUESTS: usize = 64;
+/// Maximum bytes of all generated requests.
 const REQUESTS_BYTES: usize = 1 << 30;
 /// Minimum number of generated requests, however large they are.
 const REQUESTS_MIN: usize = 4;

@@ -29,16 +29,17 @@ use loadgen::stats::Latencies;
 use loadgen::wire::{Api, ModelEndpoint};
 use parking_lot::Mutex;
 
-/// Time between the plan and its start, in which connections are made, and an addition for each
-/// client.
+/// Time between the plan and its start, in which connections are made.
 const LEAD_IN: Duration = Duration::from_millis(15);
+/// Further time before the start for each client.
 const LEAD_IN_PER_CLIENT: Duration = Duration::from_micros(300);
 /// Time of requests that are not counted.
 const WARM_UP: Duration = Duration::from_millis(25);
 /// Wait for the last answers.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Clients and time of the first requests to a new session.
+/// Number of clients that send the first requests to a new session.
 const FIRST_CLIENTS: usize = 8;
+/// Time for which they send these requests.
 const FIRST_TIME: Duration = Duration::from_millis(100);
 /// Queue of a server: longer than the number of clients.
 const QUEUE: usize = 1024;

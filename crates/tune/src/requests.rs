@@ -9,18 +9,21 @@ use crate::load::{Shapes, check_names, generate};
 use loadgen::random::RandomSequence;
 use loadgen::wire::{from_json, from_json_lines};
 
-/// Maximum number of different generated requests, and of their bytes.
+/// Maximum number of different generated requests.
 const GENERATED_MAX: usize = 64;
+/// Maximum bytes of all generated requests.
 const GENERATED_BYTES: usize = 16 << 20;
 /// Minimum number of generated requests, however large they are.
 const GENERATED_MIN: usize = 4;
-/// Maximum number of files, and of their bytes together.
+/// Maximum number of files.
 const FILES_MAX: usize = 1024;
+/// Maximum bytes of all files.
 const FILES_BYTES_MAX: u64 = 256 << 20;
 /// Maximum number of requests in all files.
 const REQUESTS_MAX: usize = 100_000;
-/// Ends of the names of files with one request, and with one on each line.
+/// End of the names of files with one request.
 const BODY: &str = "json";
+/// End of the names of files with a request on each line.
 const LINES: &str = "jsonl";
 /// End of the names of request logs in TFRecord, the server's default.
 const RECORDS: &str = "tfrecord";

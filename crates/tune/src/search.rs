@@ -28,23 +28,26 @@ use super::space::{TunePoint, neighbours};
 
 /// Candidates of the last comparison.
 const FINALISTS: usize = 3;
-/// Share of the budget for the last comparison, and for unexpected delays.
+/// Share of the budget for the last comparison.
 const FINAL_SHARE: f64 = 0.25;
+/// Share of the budget for unexpected delays.
 const SLACK_SHARE: f64 = 0.03;
-/// Shortest and longest slice.
+/// Shortest slice.
 const SLICE_MIN: Duration = Duration::from_millis(100);
+/// Longest slice.
 const SLICE_MAX: Duration = Duration::from_secs(1);
 /// Minimum length of a slice in answers to a single client.
 const SLICE_ANSWERS: f64 = 8.0;
 /// Cost of a slice in seconds beside its own time. It is spent on connecting, warming up and
 /// waiting for the last answers.
 const OVERHEAD_S: f64 = 0.1;
-/// Slices of a candidate on the first rung: mean and maximum.
+/// Mean number of slices of a candidate on the first rung.
 const STEPS_MEAN: f64 = 2.5;
+/// Maximum number of slices of a candidate on the first rung.
 const STEPS_MAX: usize = 4;
-/// Maximum number of clients in the first measurement of the defaults, and the budget in seconds
-/// from which this measurement is made twice.
+/// Maximum number of clients in the first measurement of the defaults.
 const SCOUT_CLIENTS: usize = 64;
+/// Budget in seconds from which the defaults are measured twice at first.
 const SCOUT_TWICE_S: f64 = 60.0;
 /// Slices of a candidate in a pass of a further rung.
 const STEPS_NEXT: f64 = 3.0;
@@ -53,10 +56,11 @@ const PASSES_MAX: usize = 9;
 /// Share by which a percentile may exceed the target on the first rung. It halves on each further
 /// one. A short slice holds few requests, and a dropped point does not come back.
 const LENIENCE: f64 = 0.25;
-/// Limits of the points that join later. They are the rungs after which no point joins, the number
-/// of best points whose neighbours join, and the maximum number of points that join.
+/// Untried points join the search after each of this many first rungs.
 const JOIN_RUNGS: usize = 2;
+/// Number of best points whose neighbours join.
 const JOIN_BEST: usize = 3;
+/// Maximum number of points that join after a rung.
 const JOIN_MAX: usize = 12;
 
 /// Result of a rung.

@@ -10,8 +10,9 @@ use crate::probe::{LADDER, around};
 use crate::score::ScoredTunePoint;
 use crate::space::TunePoint;
 
-/// Length of a slice of the full grid, and passes of its last comparison.
+/// Length of a slice of the full grid.
 const GRID_SLICE: Duration = Duration::from_millis(300);
+/// Number of passes of the last comparison.
 const GRID_PASSES: usize = 5;
 
 impl PointSearch<'_, '_, '_> {

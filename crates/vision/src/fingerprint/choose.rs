@@ -10,16 +10,17 @@ use super::trace::End;
 
 /// Minimum share of the variance that passes the filters in a fingerprint.
 const QUALITY_MIN: f32 = 0.12;
-/// Deviations, in cells, that smooth this share and the area in which it is enough.
-const SHARE: f32 = 2.0;
-const AREA: f32 = 3.0;
-/// Minimum contrast of a fingerprint. It is this share of the contrast of the better parts of the
-/// image, and this many steps of brightness.
+/// Deviation in cells of the smoothing of this share.
+const SHARE_SMOOTHING: f32 = 2.0;
+/// Deviation in cells of the smoothing of the area in which this share is enough.
+const AREA_SMOOTHING: f32 = 3.0;
+/// Minimum contrast of a fingerprint, as a share of the contrast of the better parts of the image.
 const CONTRAST_SHARE: f32 = 0.25;
+/// Minimum contrast of a fingerprint in steps of brightness.
 const CONTRAST_MIN: f32 = 4.0;
 /// Percentile of contrast that stands for the better parts.
-const BETTER: usize = 85;
-/// Pixels from a minutia to the border of the area. All lines end at that border.
+const BETTER_PERCENTILE: usize = 85;
+/// Minimum pixels from a minutia to the border of the area. All lines end at that border.
 const MARGIN: f32 = 6.0;
 /// Pixels ahead of a line's end at which ridges must continue.
 const AHEAD: f32 = 16.0;
@@ -41,7 +42,7 @@ pub(super) const KEPT_MAX: usize = 80;
 pub(super) fn contrast_min(contrast: &Plane) -> f32 {
     let mut sorted = contrast.values.clone();
     sorted.sort_by(f32::total_cmp);
-    let better = sorted.get(sorted.len() * BETTER / 100).copied().unwrap_or(0.0);
+    let better = sorted.get(sorted.len() * BETTER_PERCENTILE / 100).copied().unwrap_or(0.0);
     (better * CONTRAST_SHARE).max(CONTRAST_MIN)
 }
 
@@ -56,12 +57,13 @@ pub(super) struct Area {
 impl Area {
     /// Finds the area. `ridges` is the filtered `even`.
     pub(super) fn of(even: &Plane, ridges: &Plane, contrast: &Plane, contrast_min: f32) -> Area {
-        let power = |plane: &Plane| plane.squared().cells(CELL).smoothed(SHARE);
+        let power = |plane: &Plane| plane.squared().cells(CELL).smoothed(SHARE_SMOOTHING);
         let quality = power(ridges).with(&power(even), |passed, whole| passed / (whole + 0.05));
         let good = quality.with(contrast, |quality, contrast| {
             f32::from(u8::from(quality > QUALITY_MIN && contrast > contrast_min))
         });
-        let inside = good.smoothed(AREA).values.iter().map(|&share| share > 0.5).collect();
+        let inside =
+            good.smoothed(AREA_SMOOTHING).values.iter().map(|&share| share > 0.5).collect();
         Area { quality, inside }
     }
 

@@ -11,13 +11,15 @@ use super::ridges::{CELL, Flow};
 const ANGLES: usize = 32;
 /// Number of ridge distances.
 pub(super) const PERIODS: usize = 8;
-/// The shortest distance in pixels, and the factor from each to the next: 5.5 to 13.8 pixels. At
-/// 500 dots per inch adults' ridges lie 8 to 11 apart and children's 6 to 7.
+/// Shortest ridge distance in pixels. At 500 dots per inch adults' ridges lie 8 to 11 pixels apart
+/// and children's 6 to 7.
 const PERIOD_MIN: f32 = 5.5;
+/// Factor from each ridge distance to the next. The longest distance is 13.8 pixels.
 const PERIOD_STEP: f32 = 1.14;
-/// Deviation of the bell along the ridge in pixels, and across it in ridge distances.
-const ALONG: f32 = 4.5;
-const ACROSS: f32 = 0.5;
+/// Deviation of the Gaussian along the ridge in pixels.
+const ALONG_DEVIATION: f32 = 4.5;
+/// Deviation of the Gaussian across the ridge in ridge distances.
+const ACROSS_DEVIATION: f32 = 0.5;
 /// Pixels from the middle of a filter to its edge.
 pub(super) const RADIUS: usize = 11;
 const SIDE: usize = 2 * RADIUS + 1;
@@ -70,7 +72,10 @@ impl Kernel {
             })
         };
         let bell = each(&|along, across| {
-            (-0.5 * ((along / ALONG).powi(2) + (across / (ACROSS * period)).powi(2))).exp()
+            (-0.5
+                * ((along / ALONG_DEVIATION).powi(2)
+                    + (across / (ACROSS_DEVIATION * period)).powi(2)))
+            .exp()
         });
         let wave = each(&|_, across| (TAU * across / period).cos());
         let bell = bell.as_flattened();

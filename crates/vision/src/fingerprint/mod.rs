@@ -65,12 +65,14 @@ pub fn accept_among(prints: u64) -> f32 {
 
 /// Resolution of keypoint graphs, in dots per inch.
 const RESOLUTION: f32 = 500.0;
-/// Resolutions of images that are accepted, in dots per inch.
+/// Minimum resolution of an image in dots per inch.
 const RESOLUTION_MIN: f32 = 100.0;
+/// Maximum resolution of an image in dots per inch.
 const RESOLUTION_MAX: f32 = 2_500.0;
-/// Sides of an image at 500 dots per inch. Fewer than three ridges are not a fingerprint, and
-/// coordinates have 15 bits.
+/// Minimum side of an image in pixels at 500 dots per inch. Fewer than three ridges are not a
+/// fingerprint.
 const SIDE_MIN: f32 = 32.0;
+/// Maximum side of an image in pixels at 500 dots per inch. Coordinates have 15 bits.
 const SIDE_MAX: f32 = 16_000.0;
 /// Maximum pixels at 500 dots per inch. Four fingers side by side have two and a half million. As
 /// many need 150 MB and less than 2 s of a core.
@@ -119,10 +121,11 @@ impl Extraction {
     }
 }
 
-/// Mean quality, area in pixels, and minutiae from which a print cannot get better. They are those
-/// of a clear print of about 10 by 10 mm.
+/// Mean quality from which a print cannot get better. It is that of a clear print.
 const QUALITY_FULL: f32 = 0.5;
+/// Area in pixels from which a print cannot get better. It is about 10 by 10 mm.
 const AREA_FULL: f32 = 40_000.0;
+/// Number of minutiae from which a print cannot get better. A clear print of that area has as many.
 const MINUTIAE_FULL: f32 = 24.0;
 
 /// Largest resolution that the bound of memory covers, in dots per inch.

@@ -5,14 +5,18 @@ use base::Result;
 use super::{damaged, truncated};
 use crate::bytes::be32;
 
-/// Separators: of records, fields, subfields and items.
+/// Byte after a record.
 pub(super) const RECORD_END: u8 = 0x1c;
+/// Byte between two fields of a record.
 const FIELD_END: u8 = 0x1d;
+/// Byte between two subfields of a field.
 const SUBFIELD_END: u8 = 0x1e;
+/// Byte between two items of a subfield.
 const ITEM_END: u8 = 0x1f;
 
-/// Fields of a record of type 1: contents, and native resolution in pixels per millimetre.
+/// Field of a record of type 1 with the contents of the file.
 pub(super) const CONTENTS: u32 = 3;
+/// Field of a record of type 1 with the native resolution in pixels per millimetre.
 const NATIVE_RESOLUTION: u32 = 11;
 /// Field with an image, always the last of a record. It may hold separators.
 pub(super) const IMAGE_DATA: u32 = 999;

@@ -11,10 +11,11 @@ use super::{PageBytes, PageDecoder, damaged, with_value};
 use crate::limits::{decode_checked, refused};
 use crate::{Format, Header, Limits};
 
-/// Values of the tag ExtraSamples: no meaning, or transparency, by which the file's colours are
-/// multiplied or not.
+/// Value of the tag ExtraSamples for a sample without a meaning.
 const UNSPECIFIED: u16 = 0;
+/// Value for transparency by which the file's colours are multiplied.
 const ASSOCIATED_ALPHA: u16 = 1;
+/// Value for transparency by which the file's colours are not multiplied.
 const UNASSOCIATED_ALPHA: u16 = 2;
 
 /// Decodes the first page of a file, which `page` has opened. One read returns at most `piece_max`

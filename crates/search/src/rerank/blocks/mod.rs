@@ -27,8 +27,9 @@ use shard::BlockShard;
 pub const BLOCK_BYTES: usize = 256 << 10;
 /// Minimum blocks of a useful cache.
 const BLOCKS_MIN: usize = 4;
-/// Minimum blocks per shard, and maximum shards.
+/// Minimum blocks per shard.
 const SHARD_BLOCKS_MIN: usize = 64;
+/// Maximum shards of a cache.
 const SHARDS_MAX: usize = 64;
 
 /// Block `number` of the file with this [`storage::Sealed::id`]. Starts at `number * BLOCK_BYTES`.

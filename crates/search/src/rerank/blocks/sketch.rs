@@ -2,8 +2,9 @@
 
 /// Counters per estimate. The estimate is their minimum.
 const ROWS: usize = 4;
-/// Each counter of an estimate is one of this many, all in one cache line.
+/// Counters from which a hash chooses each counter of its estimate.
 const ROW_COUNTERS: usize = 8;
+/// Counters of a line. They fit a cache line, so an estimate is one access to memory.
 const LINE_COUNTERS: usize = ROWS * ROW_COUNTERS;
 /// Counts per counter after which all counters are halved, so that old uses fade.
 const PERIOD: u32 = 4;
