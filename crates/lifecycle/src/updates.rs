@@ -29,8 +29,8 @@ pub trait UpdateTurns: Send + Sync {
     /// free. Called again until it is granted.
     fn request(&self, id: &VersionId, due: bool) -> TurnState;
 
-    /// Ends an update, even if [`UpdateTurns::request`] was never called for it. Gives its turn back,
-    /// if it has one.
+    /// Ends an update, even if [`UpdateTurns::request`] was never called for it. Gives its turn
+    /// back, if it has one.
     fn end(&self, id: &VersionId, end: UpdateEnd);
 }
 
