@@ -20,6 +20,7 @@ pub fn dot(left: &[i8], right: &[i8]) -> i32 {
     dot_at(cpu::level(), left, right)
 }
 
+/// Returns the inner product of two codes, with the instructions of `level`.
 #[inline]
 fn dot_at(level: SimdLevel, left: &[i8], right: &[i8]) -> i32 {
     assert_eq!(left.len(), right.len(), "codes of different lengths");

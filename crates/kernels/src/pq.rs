@@ -97,6 +97,7 @@ impl CostTable {
         self.fill_scalar(query, books, part_dims, factor);
     }
 
+    /// Fills the tables as [`CostTable::fill`], without instructions of a certain processor.
     fn fill_scalar(&mut self, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
         let books = books.chunks_exact(VALUES * part_dims);
         for ((costs, book), query) in

@@ -159,6 +159,8 @@ pub fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
     nibble_dot_at(cpu::level(), code, query)
 }
 
+/// Returns the inner product of a code of 4 bits a dimension and a query, with the instructions of
+/// `level`.
 #[inline]
 fn nibble_dot_at(level: SimdLevel, code: &[u8], query: &[i8]) -> i32 {
     assert!(

@@ -245,6 +245,7 @@ impl Drop for Cache {
     }
 }
 
+/// Removes the directories of conversions whose process has ended. Their locks are then free.
 fn remove_stale(cache_dir: &Path) {
     let entries = std::fs::read_dir(cache_dir).into_iter().flatten().flatten();
     let runs = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(RUN_PREFIX));

@@ -121,6 +121,8 @@ impl Lifecycle {
         Ok(Arc::new(lifecycle))
     }
 
+    /// Creates a lifecycle whose threads are still to be started. `to` is the channel to the thread
+    /// `lifecycle`.
     fn without_threads(to: Sender<Message>) -> Lifecycle {
         Lifecycle {
             catalog: Arc::new(Catalog::default()),
@@ -193,6 +195,8 @@ impl Lifecycle {
         self.replace_configuration(set, ConfigurationOrigin::Source, done)
     }
 
+    /// Checks `set` and sends it to the thread `lifecycle`. Calls `done` with the outcome. Returns
+    /// false if the set is invalid or the thread has ended.
     fn replace_configuration(
         &self,
         set: ConfigSet,
@@ -294,6 +298,7 @@ impl Lifecycle {
         false
     }
 
+    /// Starts `count` load threads. Returns the channel for their jobs.
     fn start_loaders(&self, loader: Loader, count: usize) -> Result<Sender<LoadJob>> {
         // Jobs are only sent to free threads, so at most one waits for each.
         let (jobs, queue): (_, Receiver<LoadJob>) = bounded(count);

@@ -102,6 +102,7 @@ pub(crate) fn plan(
     }
 }
 
+/// Returns the next action for a model that keeps its old versions until the new ones are ready.
 fn plan_availability(views: &[VersionView], choice: &ChosenVersions) -> Option<ModelAction> {
     let ready = views.iter().filter(|view| view.ready).count();
     let complete =

@@ -178,6 +178,7 @@ impl Connection {
         })
     }
 
+    /// Connects to the endpoint by TCP, TLS or a Unix socket, and starts the protocol.
     async fn connect(endpoint: &Endpoint) -> Result<Connection> {
         match &endpoint.link {
             Link::Tcp => Connection::on(endpoint, tcp(endpoint).await?).await,
@@ -357,6 +358,7 @@ async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> 
     Ok(RawResponse { body: frame.split_off(GRPC_PREFIX_BYTES) })
 }
 
+/// Returns an error with the status and message of a call that failed.
 fn grpc_status(headers: &HeaderMap) -> Result<()> {
     let text = |name| {
         headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default()
@@ -401,6 +403,8 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Reads the body of a response. A status other than success is an error with the beginning of the
+/// body.
 async fn http_answer(response: Response<Incoming>) -> Result<RawResponse> {
     let (parts, body) = response.into_parts();
     let body = Limited::new(body, ANSWER_BYTES_MAX)

@@ -157,6 +157,8 @@ impl DrivePlan {
         }
     }
 
+    /// Checks that the numbers of threads, connections and clients are allowed, and that there is a
+    /// request.
     fn check(&self) -> Result<()> {
         let bounded = |what: &str, value: usize, max: usize| {
             let message = format!("{what} must be 1 to {max}, not {value}");
@@ -294,6 +296,7 @@ struct ClientThread {
 }
 
 impl ClientThread {
+    /// Opens the connections of the client thread `index`.
     async fn connect(
         plan: DrivePlan,
         index: usize,

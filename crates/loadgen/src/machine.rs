@@ -183,6 +183,7 @@ impl Ticks {
         Ticks::parse(&read("/proc/stat"))
     }
 
+    /// Sums the times in the first line of /proc/stat.
     fn parse(stat: &str) -> Ticks {
         let values: Vec<u64> = stat
             .lines()

@@ -128,6 +128,7 @@ fn read(flag: &str, path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| unusable(flag, path, &error))
 }
 
+/// Reads the certificates in the PEM file at `path`. `flag` names the option in errors.
 fn certificates(flag: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let text = read(flag, path)?;
     let found: std::result::Result<Vec<_>, PemError> =

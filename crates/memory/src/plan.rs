@@ -140,6 +140,8 @@ impl Builder {
     }
 }
 
+/// Returns the bytes of the chunk with this index in its plan, if the chunk is aligned and fits a
+/// file.
 fn checked_bytes(index: usize, chunk: &Chunk) -> Result<usize> {
     let aligned = chunk.offset.is_multiple_of(DIRECT_ALIGNMENT as u64);
     // Half of all addresses, so that rounding up and a few sums never overflow.

@@ -81,6 +81,8 @@ impl AddressReservation {
         Ok((reservation, (!refusals.is_empty()).then(|| refusals.join("; "))))
     }
 
+    /// Maps address space for at least `slots_min` slots. Tries the larger sizes of [`SPREADS`]
+    /// first.
     fn map(slots_min: usize) -> Result<AddressReservation> {
         let mut refusal = io::Error::from(io::ErrorKind::OutOfMemory);
         for spread in SPREADS {

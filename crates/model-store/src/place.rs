@@ -178,6 +178,7 @@ impl StorePlace {
         self.list_at_most(usize::MAX).await
     }
 
+    /// Lists the objects of this place. It is an error if there are more than `objects_max`.
     async fn list_at_most(&self, objects_max: usize) -> Result<Vec<ObjectMeta>> {
         let prefix = (!self.prefix.as_ref().is_empty()).then_some(&self.prefix);
         let mut objects = self.objects.list(prefix);

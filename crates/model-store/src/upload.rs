@@ -269,6 +269,8 @@ async fn create(place: &StorePlace, name: &str, payload: PutPayload) -> Result<(
 }
 
 impl Upload<'_> {
+    /// Sends the files in `dir`, and then the manifest. The version exists once the manifest is
+    /// there.
     async fn files(&mut self, dir: &Path, files: &[String]) -> Result<()> {
         let version = self.claim.version;
         for name in files {

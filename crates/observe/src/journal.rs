@@ -193,6 +193,7 @@ struct EventTime {
 }
 
 impl Events {
+    /// Appends an event, and drops the oldest one if there are too many.
     fn push(&mut self, new: NewEvent, now: EventTime) {
         self.last_id += 1;
         self.events.push_back(ServerEvent {

@@ -273,6 +273,7 @@ fn of_old_points(method: &str) -> Option<QdrantCall> {
     })
 }
 
+/// Returns the call of a method of the service `Collections`, or `None` if it is unknown.
 fn of_collections(method: &str) -> Option<QdrantCall> {
     Some(match method {
         "Get" => call!(GetCollectionInfoRequest, collections::get, info::described),
@@ -290,6 +291,7 @@ fn of_collections(method: &str) -> Option<QdrantCall> {
     })
 }
 
+/// Returns the call of a method of the service `Snapshots`, or `None` if it is unknown.
 fn of_snapshots(method: &str) -> Option<QdrantCall> {
     Some(match method {
         "Create" => call!(CreateSnapshotRequest, snapshots::create, snapshots::created),

@@ -153,6 +153,7 @@ pub(crate) fn batch(message: Bytes) -> Result<RestRequest> {
     Ok(request.with_timeout(others.timeout).with_wait(others.wait).with_body(json))
 }
 
+/// Appends the JSON of one change to `json`.
 #[allow(deprecated)] // Older clients write deletions and clearings so.
 fn write_operation(change: PointsUpdateOperation, json: &mut Vec<u8>) -> Result<()> {
     let empty = || Error::invalid("the operation is empty");

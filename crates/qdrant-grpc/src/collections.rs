@@ -99,6 +99,7 @@ fn members(fields: std::collections::BTreeMap<String, pb::Value>) -> Result<Valu
     Ok(Value::Object(members))
 }
 
+/// Returns the JSON of one unnamed vector, or of vectors by name.
 fn vectors(config: pb::VectorsConfig) -> Result<Value> {
     match config.config {
         None => Ok(Value::Null),
@@ -139,6 +140,7 @@ fn vector(given: pb::VectorParams) -> Result<Value> {
     ]))
 }
 
+/// Returns the JSON of changes of vectors. It has the empty name for an unnamed vector.
 fn vectors_diff(config: pb::VectorsConfigDiff) -> Result<Value> {
     let one = |given: pb::VectorParamsDiff| -> Result<Value> {
         Ok(object([

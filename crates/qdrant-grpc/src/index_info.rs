@@ -82,6 +82,7 @@ impl IndexMembers {
         })
     }
 
+    /// Returns the parameters of a text index.
     fn text_index(&self) -> IndexParams {
         index_params!(TextIndexParams, self, {
             tokenizer: self.tokenizer(),

@@ -142,6 +142,7 @@ fn status(name: &str) -> pb::CollectionStatus {
     }
 }
 
+/// Returns the message of a collection's configuration.
 fn config(config: ConfigJson) -> Result<pb::CollectionConfig> {
     let params = config.params;
     Ok(pb::CollectionConfig {

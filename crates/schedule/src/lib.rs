@@ -188,6 +188,7 @@ impl Scheduler {
         self.queue(job, WhenFull::TryAgain)
     }
 
+    /// Queues a job. Also answers the expired requests that were found in the queue.
     fn queue(&self, job: Job, when_full: WhenFull) -> Result<()> {
         let entries = Entry::from_job(job, Instant::now())?;
         let parts = entries.len();

@@ -93,6 +93,7 @@ impl ModelQueues {
         self.remove(|queue| queue.has_expired(now));
     }
 
+    /// Removes the queues for which `unneeded` returns true. The positions of the others change.
     fn remove(&mut self, mut unneeded: impl FnMut(&mut ModelQueue) -> bool) {
         let count = self.queues.len();
         self.queues.retain_mut(|queue| !unneeded(queue));

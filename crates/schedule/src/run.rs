@@ -466,6 +466,7 @@ fn finish(
     }
 }
 
+/// Finishes requests that do not run, with their errors.
 pub(crate) fn expire(expired: Vec<ExpiredEntry>) {
     let now = Instant::now();
     for (entry, error) in expired {

@@ -50,6 +50,8 @@ struct FailedLoad {
 }
 
 impl Model {
+    /// Queues the load of the version `number`. If an old version must be unloaded first, the job
+    /// only converts a foreign file.
     pub(super) fn begin_load(&mut self, context: &mut ManagerContext, number: u64) {
         let vacates = self.config.transition == Transition::ResourcePreserving
             && self.versions.values().any(|version| version.serving.is_some());

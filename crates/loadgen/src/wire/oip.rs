@@ -32,6 +32,7 @@ fn shape(tensor: &base::Tensor) -> Vec<i64> {
     tensor.shape().iter().map(|&size| size as i64).collect()
 }
 
+/// Returns the gRPC request of `inputs`, with raw contents.
 fn message(model: &str, inputs: &[NamedTensor]) -> Result<ModelInferRequest> {
     let input = |input: &NamedTensor| {
         Ok(InferInputTensor {
@@ -89,6 +90,7 @@ pub(super) fn encode_http(
     })
 }
 
+/// Returns the body of an HTTP request with binary tensors, and the length of its JSON header.
 fn binary_body(inputs: &[NamedTensor]) -> Result<(usize, Bytes)> {
     let contents: Vec<Bytes> = inputs.iter().map(|input| raw(&input.tensor)).collect();
     let describe = |(input, content): (&NamedTensor, &Bytes)| {

@@ -102,6 +102,7 @@ pub(super) fn inputs_grpc(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     signature.inputs.iter().map(input).collect()
 }
 
+/// Returns the inputs of the model's signature, as the server's metadata describe them.
 pub(super) fn inputs_http(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let page = target.json_page(&format!("/v1/models/{}/metadata", url_segment(&target.model)))?;
     let unusable = || Error::data_loss("the server's metadata has no usable signature_def");

@@ -54,6 +54,7 @@ pub(super) fn read_2004(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     input.views_of_one_size(STEPS)
 }
 
+/// Reads the finger views of a template of ANSI INCITS 378-2009.
 pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     let mut input = Fields { bytes, at: MAGIC_2009.len() };
     let length = input.number(4)?;
@@ -80,6 +81,7 @@ pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     Ok(found)
 }
 
+/// Writes the template of one graph in the format of ANSI INCITS 378-2004.
 pub(super) fn write_2004(graph: &Graph) -> Result<Vec<u8>> {
     check(graph)?;
     let length = HEADER_2004 + VIEW_2004 + graph.vertices.len() * 6;
@@ -96,6 +98,7 @@ pub(super) fn write_2004(graph: &Graph) -> Result<Vec<u8>> {
     Ok(out)
 }
 
+/// Writes the template of one graph in the format of ANSI INCITS 378-2009.
 pub(super) fn write_2009(graph: &Graph) -> Result<Vec<u8>> {
     check(graph)?;
     let length = HEADER_2009 + VIEW_2009 + graph.vertices.len() * 6;

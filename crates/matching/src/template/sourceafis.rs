@@ -62,6 +62,7 @@ impl<'a> Cbor<'a> {
         Ok(taken)
     }
 
+    /// Reads the head of the next item.
     fn head(&mut self) -> Result<CborHead> {
         let first = self.take(1)?[0];
         let major = first >> 5;
@@ -104,6 +105,7 @@ impl<'a> Cbor<'a> {
         }
     }
 
+    /// Reads a text of definite or indefinite length.
     fn text(&mut self) -> Result<String> {
         let head = self.head()?;
         if head.major != TEXT {
@@ -136,6 +138,7 @@ impl<'a> Cbor<'a> {
         }
     }
 
+    /// Reads an array of numbers.
     fn numbers(&mut self) -> Result<Vec<f64>> {
         let head = self.head()?;
         if head.major != ARRAY {
@@ -203,6 +206,7 @@ struct Stored {
     types: String,
 }
 
+/// Reads a template of SourceAFIS, which is a CBOR map.
 pub(super) fn read(bytes: &[u8]) -> Result<Graph> {
     let mut input = Cbor { rest: bytes };
     let head = input.head()?;
@@ -229,6 +233,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Graph> {
 }
 
 impl Stored {
+    /// Returns the graph of the stored minutiae.
     fn graph(&self) -> Result<Graph> {
         let count = self.types.len();
         if [self.x.len(), self.y.len(), self.directions.len()] != [count; 3] {
@@ -265,6 +270,7 @@ fn vertex(x: f64, y: f64, direction: f64, kind: u8) -> Result<Vertex> {
     Ok(Vertex { x: x as i16, y: y as i16, direction: (steps % 256) as u8, kind })
 }
 
+/// Writes the template of one graph as a CBOR map.
 pub(super) fn write(graph: &Graph) -> Result<Vec<u8>> {
     check(graph)?;
     let mut out = Vec::new();

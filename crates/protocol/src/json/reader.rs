@@ -210,6 +210,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
+    /// Reads an escape sequence, whose backslash is at the position.
     fn escape(&mut self) -> Result<char> {
         let kind = self.body.get(self.at + 1).copied();
         self.at += 2;
@@ -228,6 +229,8 @@ impl<'a> JsonReader<'a> {
         })
     }
 
+    /// Reads the digits of a `\u` escape, and a second escape if the first is half of a surrogate
+    /// pair.
     fn unicode(&mut self) -> Result<char> {
         let first = self.hex()?;
         let code = match first {

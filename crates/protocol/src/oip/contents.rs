@@ -38,6 +38,7 @@ pub(crate) fn tensors(
     headers.into_iter().zip(raw).map(|(header, raw)| from_raw(header, raw)).collect()
 }
 
+/// Returns the tensor of `header` with the raw contents `raw`.
 fn from_raw(header: TensorHeader, raw: Bytes) -> Result<NamedTensor> {
     let TensorHeader { name, datatype, shape, contents } = header;
     if contents.is_some_and(|contents| contents != InferTensorContents::default()) {
@@ -125,6 +126,7 @@ fn check_field(
     }
 }
 
+/// Returns the tensor of the typed `contents`, in the field that the protocol has for `dtype`.
 fn from_contents(dtype: DType, shape: Shape, contents: InferTensorContents) -> Result<Tensor> {
     match dtype {
         DType::Bool => {

@@ -96,6 +96,7 @@ fn backend(platform: &str) -> &str {
     }
 }
 
+/// Returns the batching settings of a model in the form of Triton's model configuration.
 fn dynamic_batching(batching: &Batching) -> ModelDynamicBatching {
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let policy = |limits: &QueueLimits| ModelQueuePolicy {

@@ -86,6 +86,7 @@ pub(super) fn shared_response(
     }
 }
 
+/// Returns the message of a tensor, with the elements in the fields that `elements` chooses.
 fn tensor(tensor: &Tensor, elements: TensorFields) -> SharedTensorProto {
     let mut message = SharedTensorProto {
         dtype: datatype(tensor.dtype()).into(),

@@ -173,6 +173,8 @@ impl FacetCounts {
         }
     }
 
+    /// Adds a value that is not counted yet. `key` names the field in the error for too many
+    /// values.
     fn add_value(&mut self, value: FacetValue, points: u64, key: &str) -> Result<()> {
         let text_bytes = self.text_bytes + value.text_bytes();
         if self.counts.len() == FACET_VALUES_MAX || text_bytes > TEXT_BYTES_MAX {

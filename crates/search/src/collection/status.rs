@@ -113,6 +113,7 @@ fn write_error(collection: &Collection, health: &CollectionHealth) -> Option<Err
     log.failure().filter(|_| !health.damaged_logs.contains_key(&number))
 }
 
+/// Returns the status of a collection.
 pub(super) fn of(collection: &Collection) -> Status {
     let state = collection.state();
     let segments = state.segments.iter().map(|slot| {

@@ -170,6 +170,7 @@ impl JobRun<'_> {
         }
     }
 
+    /// Adds the counts and the new pairs of a step.
     fn add(&mut self, outcome: ScanOutcome) -> Result<()> {
         self.progress.candidates += outcome.candidates;
         self.progress.refused += outcome.refused;

@@ -55,6 +55,7 @@ impl DuplicatePair {
         out
     }
 
+    /// Returns the pair in `bytes`, or `None` if the checksum is wrong.
     fn decode(bytes: &[u8; PAIR_BYTES]) -> Option<DuplicatePair> {
         let (content, check) = bytes.split_first_chunk::<24>()?;
         if crc32c::crc32c(content).to_le_bytes() != *check {

@@ -271,6 +271,7 @@ impl FieldBuilder {
         }
     }
 
+    /// Adds a value of a row. A text that is a date is also added as a date.
     fn add_key(&mut self, row: u32, key: KeyRef<'_>) {
         let value = self.number_of(key);
         if self.postings.last().is_some_and(|last| last.row == row && last.value != value) {

@@ -56,6 +56,7 @@ fn each_member(
     }
 }
 
+/// Visits a value that is not in a list, and the values below it.
 fn each_of(value: &Value, path: &mut String, visit: &mut Visit<'_>) {
     let parent = ValueParent::Object;
     match value {
@@ -69,6 +70,7 @@ fn each_of(value: &Value, path: &mut String, visit: &mut Visit<'_>) {
     }
 }
 
+/// Visits an element of a list. Lists in lists are not entered.
 fn each_element(element: &Value, path: &mut String, visit: &mut Visit<'_>) {
     let parent = ValueParent::List;
     match element {

@@ -126,6 +126,7 @@ impl SegmentFileCheck {
         checked
     }
 
+    /// Checks the next page of the file.
     fn add_page(&mut self, bytes: &[u8]) -> Result<(), SegmentFileDamage> {
         let page = self.next;
         self.next += 1;

@@ -218,6 +218,7 @@ impl<'a> CodeReader<'a> {
         outcome
     }
 
+    /// Submits all `reads`, and stores their bytes in `missing` as they arrive.
     fn read_all(
         &self,
         missing: &mut [MissingRange<'_>],

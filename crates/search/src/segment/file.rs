@@ -112,6 +112,7 @@ impl<'a> SegmentFileWriter<'a> {
         Ok(())
     }
 
+    /// Writes the buffered pages, and keeps their checksums if the section has any.
     fn flush(&mut self) -> Result<()> {
         if self.buffer.is_empty() {
             return Ok(());

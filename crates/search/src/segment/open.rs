@@ -506,6 +506,7 @@ fn open_index(
     Ok(index)
 }
 
+/// Reads the fingerprint index of a segment of `rows` rows, or returns `None` if it has none.
 fn open_edges(
     contents: &SegmentContents,
     file: &dyn Sealed,

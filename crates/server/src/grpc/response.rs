@@ -90,6 +90,7 @@ pub(super) fn encode_streamed<M: Message>(
     Ok(ResponseBody::of_stream(requests, frame, reservation))
 }
 
+/// Encodes an uncompressed frame, and returns it with `reservation`, which then covers its bytes.
 fn encode_frame<M: Message>(
     message: &M,
     mut reservation: Reservation,

@@ -125,6 +125,7 @@ fn setting(entry: (String, Value)) -> Result<(String, LogSettingValue)> {
     Ok((name, value))
 }
 
+/// Returns the settings of the log in Triton's form.
 fn triton_reply(filter: &dyn LogFilter) -> Reply {
     let value = |(name, value)| {
         let value = match value {

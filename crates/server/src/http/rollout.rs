@@ -89,6 +89,7 @@ fn status(state: &ModelsState, model: &str) -> Result<Reply> {
     Ok(Reply::json(body(model, &report).to_string()))
 }
 
+/// Returns the JSON of a rollout's report.
 fn body(model: &str, report: &RolloutReport) -> Value {
     let RolloutReport { of_stable, of_candidate, .. } = report;
     let p99_ms = |arm: &ArmFigures| arm.p99().map(|p99| p99.as_secs_f64() * 1e3);

@@ -130,6 +130,7 @@ pub fn model_config(
     body(&config)
 }
 
+/// Returns the JSON of batching settings. Its members are those of Triton's HTTP interface.
 fn dynamic_batching(message: &ModelDynamicBatching) -> Value {
     let policy = |policy: &ModelQueuePolicy| {
         json!({

@@ -356,6 +356,7 @@ pub(super) fn write_body(
     Ok(Body { body: body.freeze(), header_length: Some(length) })
 }
 
+/// Writes the members with name, type and shape of a tensor, without the braces.
 fn write_description(json: &mut Vec<u8>, name: &str, tensor: &Tensor) {
     key(json, "name");
     string(json, name);

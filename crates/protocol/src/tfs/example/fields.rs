@@ -130,6 +130,7 @@ fn feature(mut entry: &[u8]) -> Result<(&[u8], Option<FeatureList<'_>>)> {
     Ok((name, list))
 }
 
+/// Returns the list of an encoded `Feature`, or `None` if it has none. The last list counts.
 fn feature_list(mut value: &[u8]) -> Result<Option<FeatureList<'_>>> {
     let mut found = None;
     while let Some((tag, field)) = next_field(&mut value)? {

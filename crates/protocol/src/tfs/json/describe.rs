@@ -58,6 +58,7 @@ fn infos(infos: &BTreeMap<String, TensorInfo>) -> Value {
     Value::Object(entries)
 }
 
+/// Returns the JSON of a `TensorInfo`, in protobuf's form.
 fn info_json(info: &TensorInfo) -> Value {
     let shape = info.tensor_shape.clone().unwrap_or_default();
     let dims: Vec<Value> = shape

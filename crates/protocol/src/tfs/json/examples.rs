@@ -72,6 +72,7 @@ pub fn parse_examples(body: &Bytes) -> Result<Examples> {
     Examples::new(examples, context.unwrap_or_default())
 }
 
+/// Reads an example, and returns its encoded message.
 fn example(reader: &mut JsonReader<'_>) -> Result<Bytes> {
     if reader.peek() != Some(b'{') {
         return Err(reader.error("Example must be JSON object"));
@@ -91,6 +92,7 @@ fn example(reader: &mut JsonReader<'_>) -> Result<Bytes> {
     Ok(example.finish())
 }
 
+/// Reads a value of the feature `name`, and adds it to `feature`.
 fn value(reader: &mut JsonReader<'_>, name: &str, feature: &mut FeatureWriter) -> Result<()> {
     let added = match reader.peek() {
         Some(b'"' | b'{') => {

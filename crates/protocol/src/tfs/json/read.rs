@@ -214,6 +214,7 @@ fn read_unnamed(reader: &mut JsonReader<'_>, spec: &TensorSpec) -> Result<NamedT
     builder.finish()
 }
 
+/// Reads the list of instances in `member`. They are tensors by name, or values of the only input.
 fn read_row(
     reader: &mut JsonReader<'_>,
     specs: &[TensorSpec],
@@ -236,6 +237,7 @@ fn read_row(
     }
 }
 
+/// Reads a list of objects with a value for each tensor, and joins the values of each name.
 fn read_instances(reader: &mut JsonReader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
     let mut tensors: Vec<TensorBuilder<'_>> = Vec::new();
     let mut instances = 0;

@@ -80,6 +80,7 @@ fn write(out: &mut Vec<u8>, named: &NamedTensor, shape: &[usize], start: usize) 
         .map_err(|error| error.context(format_args!("\"{}\"", named.name)))
 }
 
+/// Writes the only tensor, or an object of tensors by name.
 fn write_column(out: &mut Vec<u8>, tensors: &[NamedTensor]) -> Result<()> {
     if let [single] = tensors {
         return write(out, single, single.tensor.shape(), 0);
@@ -96,6 +97,7 @@ fn write_column(out: &mut Vec<u8>, tensors: &[NamedTensor]) -> Result<()> {
     Ok(())
 }
 
+/// Writes the only tensor, or a list with an object for each instance.
 fn write_row(out: &mut Vec<u8>, tensors: &[NamedTensor]) -> Result<()> {
     let instances = instances(tensors)?;
     if let [single] = tensors {
