@@ -24,7 +24,7 @@ const DRAIN_POLL: Duration = Duration::from_millis(2);
 /// State shared by the unload threads.
 pub(crate) struct Unloader {
     pub(crate) background: bool,
-    /// Order to leave versions in use behind.
+    /// Set at shutdown. The threads then stop waiting for versions that are still in use.
     pub(crate) abandon: Arc<AtomicBool>,
     /// Order to take no more versions, because another thread releases them.
     pub(crate) leave_rest: Arc<AtomicBool>,

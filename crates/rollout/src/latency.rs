@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::bounds::TrialCounts;
 
-/// Bits of a latency behind its leading one that choose its bucket. A bucket is 3 % wide.
+/// Number of bits after the leading one of a latency that choose its bucket. A bucket is 3 % wide.
 const SUB_BITS: u32 = 5;
 const SUB_BUCKETS: usize = 1 << SUB_BITS;
 /// Octaves above the exact buckets. The last bucket begins at 19 hours, in microseconds.

@@ -245,9 +245,9 @@ fn run_entry(
     }
 }
 
-/// Returns true if an output has other sizes behind axis 0 than in an earlier run over inputs of
-/// the same sizes. They depend on the values or on the number of items, such as those of texts that
-/// are padded to the longest one of the run.
+/// Returns true if an output has other sizes after axis 0 than in an earlier run over inputs of the
+/// same sizes. They depend on the values or on the number of items, such as those of texts that are
+/// padded to the longest one of the run.
 fn sizes_vary(
     servable: &Servable,
     batch_key: Option<&BatchKey>,

@@ -299,7 +299,7 @@ impl SegmentCache {
     }
 
     /// Caches a copy of `content` if memory has room. While it is full, only one of
-    /// [`KEPT_OF_FULL`] calls evicts unused blocks. If a search seldom finds its pages here, copies
+    /// [`KEPT_OF_FULL`] calls evicts unused blocks. If a search rarely finds its pages here, copies
     /// of all of them cost more than the found pages save.
     pub(crate) fn keep(&self, key: SegmentCacheKey, content: &[u8]) {
         let bytes = block_bytes(content.len());

@@ -75,7 +75,7 @@ impl FileTable {
         }
     }
 
-    /// Adds a file and returns its place. It is a vacant one, or if the table is full, in turn that
+    /// Adds a file and returns its place. It is a free one, or if the table is full, in turn that
     /// of a file without reads under way.
     fn claim(&mut self, file: &Arc<dyn Sealed>) -> usize {
         let entry =

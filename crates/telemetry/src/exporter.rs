@@ -1,5 +1,5 @@
-//! The thread `trace-export`. It holds finished traces until their batch-mates are known, and sends
-//! them.
+//! The thread `trace-export`. It holds finished traces until the other traces of their batches are
+//! known, and sends them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -165,7 +165,8 @@ impl<P: Post> SpanExporter<P> {
         self.held.front().is_some_and(|held| now.duration_since(held.arrived) >= HOLD_TIME)
     }
 
-    /// Holds a trace until its batch-mates are known. Drops it if too many spans are held.
+    /// Holds a trace until the other traces of its batches are known. Drops it if too many spans
+    /// are held.
     fn hold(&mut self, trace: Box<Trace>, arrived: Instant) {
         let spans = trace.spans.len();
         if self.held_spans + spans > HELD_SPANS_MAX {
@@ -192,7 +193,8 @@ impl<P: Post> SpanExporter<P> {
         }
     }
 
-    /// Encodes the oldest traces: the ones held for their time, or `all`.
+    /// Encodes the oldest traces that were held for [`HOLD_TIME`]. If `all` is true, also younger
+    /// ones. Returns `None` if there are none.
     fn take(&mut self, now: Instant, all: bool) -> Option<PendingExport> {
         let mut taken = Vec::new();
         let mut spans = 0;

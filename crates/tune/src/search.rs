@@ -136,7 +136,7 @@ impl PointSearch<'_, '_, '_> {
                 _ => self.further_rung(&name, &alive, &hints, &fresh, until, slice)?,
             };
             let scored = self.scores(&readings, lenient);
-            // Points that the budget left unmeasured stay, behind the measured ones.
+            // Points that the budget left unmeasured stay, after the measured ones.
             let unmeasured = standing
                 .drain(..)
                 .filter(|old| scored.iter().all(|new| new.point != old.point))

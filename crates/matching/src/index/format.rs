@@ -135,7 +135,7 @@ impl EdgeIndex {
         let blocks =
             (0..rows.div_ceil(BLOCK_ROWS)).map(|_| input.block()).collect::<Result<_>>()?;
         if !input.rest.is_empty() {
-            return Err(Error::data_loss("the fingerprint index has bytes behind its last list"));
+            return Err(Error::data_loss("the fingerprint index has bytes after its last list"));
         }
         let mut index = EdgeIndex { edges, counts, blocks, rarities: Vec::new() };
         index.weigh();

@@ -60,7 +60,7 @@ pub(crate) fn rarity(edges: u32, all: u64, cells: usize) -> u8 {
 /// Returns the natural logarithm of a positive number in eighths, rounded down.
 fn logarithm(number: u64) -> u32 {
     let whole = number.max(1).ilog2();
-    // The mantissa in 1 to 2, with 32 bits behind the point; each squaring gives a further bit of
+    // The mantissa in 1 to 2, with 32 bits after the point. Each squaring gives a further bit of
     // the logarithm.
     let mut mantissa =
         if whole <= 32 { number.max(1) << (32 - whole) } else { number >> (whole - 32) };
@@ -75,7 +75,7 @@ fn logarithm(number: u64) -> u32 {
     ((u64::from(bits) * 45_426 * PER_NAT as u64) >> (16 + FRACTION)) as u32
 }
 
-/// Bits of a logarithm behind the point.
+/// Bits of a logarithm after the point.
 const FRACTION: u32 = 8;
 
 #[cfg(test)]

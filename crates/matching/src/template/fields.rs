@@ -72,7 +72,7 @@ impl<'a> Fields<'a> {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "a template has {} bytes behind its last view",
+            "a template has {} bytes after its last view",
             self.bytes.len() - self.at
         )))
     }

@@ -29,7 +29,7 @@ fn each_field_is_checked() {
     assert!(said(11, 35).contains("36 bytes"));
     assert!(said(19, 0).contains("resolution"));
     assert!(said(22, 2).contains("ends after"));
-    assert!(said(22, 0).contains("behind its last view"));
+    assert!(said(22, 0).contains("after its last view"));
     assert!(said(27, 2).contains("ends after"));
 }
 

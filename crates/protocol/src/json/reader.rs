@@ -53,7 +53,7 @@ pub(crate) enum Scalar<'a> {
 }
 
 impl<'a> JsonReader<'a> {
-    /// Creates a reader at the start of `body`, behind a byte order mark.
+    /// Creates a reader at the start of `body`, after a byte order mark if there is one.
     pub(crate) fn new(body: &'a Bytes) -> JsonReader<'a> {
         let at = if body.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         JsonReader { body, at, tensorflow: false }

@@ -94,7 +94,7 @@ fn may_follow(servable: &Servable, output: &NamedTensor, rows: usize) -> bool {
     })
 }
 
-/// Returns true if the outputs of one item have the sizes of `outputs` behind axis 0.
+/// Returns true if the outputs of one item have the sizes of `outputs` after axis 0.
 fn have_sizes_of(alone: &[NamedTensor], outputs: &[NamedTensor]) -> bool {
     alone.len() == outputs.len()
         && alone.iter().zip(outputs).all(|(alone, output)| {

@@ -189,7 +189,7 @@ impl Collection {
     ) -> Result<Option<RowSet>> {
         let Some(filter) = filter else { return Ok(None) };
         filter.check()?;
-        // A condition that excludes a few ids is seldom used again, but the others may be.
+        // A condition that excludes a few ids is rarely used again, but the others may be.
         let (rest, excluded) = filter.without_ids();
         let mut rows = if rest.is_empty() {
             RowSet::all(view.segment.rows())

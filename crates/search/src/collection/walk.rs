@@ -50,8 +50,8 @@ pub(crate) struct WalkStep {
 }
 
 impl Collection {
-    /// Returns the next points of a walk, at most `max` up to [`WALK_STEP_MAX`], and moves the
-    /// position behind them.
+    /// Returns the next points of a walk, at most `max` up to [`WALK_STEP_MAX`], and moves
+    /// `position` to the point after them.
     ///
     /// # Errors
     /// `Unavailable` while a segment is opened for the first time since the start. Damaged points

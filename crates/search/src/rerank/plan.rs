@@ -27,7 +27,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Returns the offset of the first byte behind the extent.
+    /// Returns the offset of the first byte after the extent.
     fn past(&self) -> u64 {
         self.offset + u64::from(self.bytes)
     }

@@ -103,7 +103,7 @@ pub(super) async fn message(
 }
 
 /// Takes the first `length` bytes of the buffer. The memory of a large message must end with its
-/// reservation, so the bytes behind it move. A client may pause for ever before the next message.
+/// reservation, so the bytes after it move. A client may pause for ever before the next message.
 fn split_message(buffer: &mut BytesMut, length: usize) -> Bytes {
     let message = buffer.split_to(length).freeze();
     if length as u64 > FREE_BYTES_MAX {

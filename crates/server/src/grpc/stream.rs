@@ -202,7 +202,7 @@ impl AnswerPace {
         };
     }
 
-    /// Returns the expected time until the answer to a further request, behind `running` requests.
+    /// Returns the expected time until the answer to a further request, after `running` requests.
     fn wait(&self, running: usize) -> Duration {
         self.average.saturating_mul(u32::try_from(running).unwrap_or(u32::MAX).saturating_add(1))
     }

@@ -61,8 +61,8 @@ pub(super) fn malformed(path: &str) -> Error {
     ))
 }
 
-/// Parses a path behind `/v1/models/`. Words of the API may have any case, as in TensorFlow
-/// Serving.
+/// Parses the part of a path after `/v1/models/`. Words of the API may have any case, as in
+/// TensorFlow Serving.
 fn parse(rest: &str) -> Result<ServingPath<'_>> {
     let unknown = || malformed(&format!("/v1/models/{rest}"));
     let (path, verb) = match rest.rsplit_once(':') {
@@ -158,7 +158,7 @@ pub(super) async fn run(
     }
 }
 
-/// Returns the call to the path behind `/v1/models/` for its trace.
+/// Returns the call to the path after `/v1/models/` for its trace.
 fn traced(rest: &str) -> TracedCall {
     let verb = parse(rest).ok().and_then(|target| target.verb);
     let route = match verb {

@@ -80,7 +80,7 @@ impl CacheLines {
     pub(super) unsafe fn flush(&self, start: *mut u8, offset: u64, bytes: usize) {
         let first = offset as usize / LINE_BYTES * LINE_BYTES;
         for line in (first..offset as usize + bytes).step_by(LINE_BYTES) {
-            // SAFETY: by the caller: the line lies in a mapped page.
+            // SAFETY: by the caller's promise, the line lies in a mapped page.
             unsafe { flush_line(self.instruction, start.add(line)) };
             if let Some(watch) = &self.watch {
                 watch.flushed(self.file, line as u64, LINE_BYTES);

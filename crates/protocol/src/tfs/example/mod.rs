@@ -260,7 +260,7 @@ fn named(error: Error, number: usize, spec: &TensorSpec) -> Error {
     error.context(format_args!("example {number}, feature \"{name}\""))
 }
 
-/// Returns the number of elements of one example of an input whose axes behind the first are fixed.
+/// Returns the number of elements of one example of an input whose axes after the first are fixed.
 fn inner_size(spec: &TensorSpec) -> Option<usize> {
     let inner = spec.shape.as_ref()?.get(1..)?;
     inner.iter().try_fold(1usize, |product, dim| match dim {

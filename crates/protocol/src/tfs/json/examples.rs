@@ -24,7 +24,7 @@ const BASE64_OBJECT_BYTES: usize = 10;
 
 /// Returns an upper bound of the bytes that [`parse_examples`] allocates for `body`.
 pub fn example_bytes_max(body: &[u8]) -> u64 {
-    // An object is an example, and a colon is behind the name of a feature.
+    // An object is an example, and a colon follows the name of a feature.
     let objects = body.iter().filter(|byte| matches!(byte, b'{' | b':')).count() as u64;
     objects * OBJECT_BYTES + body.len() as u64 * TEXT_EXPANSION
 }
