@@ -59,12 +59,15 @@ impl TensorBody {
 
     /// Returns an upper bound of the bytes that reading the tensors allocates.
     fn bytes_max(&self) -> u64 {
-        let (json, behind) = self.body.split_at(self.json_bytes);
+        let (json, raw_bytes) = self.body.split_at(self.json_bytes);
         if self.examples {
             return protocol::tfs::json::example_bytes_max(json);
         }
-        let strings =
-            if self.strings { behind.len() / RAW_STRING_BYTES_MIN * RAW_STRING_BYTES } else { 0 };
+        let strings = if self.strings {
+            raw_bytes.len() / RAW_STRING_BYTES_MIN * RAW_STRING_BYTES
+        } else {
+            0
+        };
         if json.len() < COUNTED_BYTES_MIN {
             return strings as u64;
         }

@@ -85,8 +85,8 @@ pub fn parse_infer(
     if header_length == Some(0) {
         return raw_request(body, signature);
     }
-    let (json, behind) = split(body, header_length)?;
-    read_members(&json, behind, |_, _| Ok(false))
+    let (json, raw_bytes) = split(body, header_length)?;
+    read_members(&json, raw_bytes, |_, _| Ok(false))
 }
 
 /// Reads a request of JSON only. `other` reads members that a request does not have, and returns
@@ -101,11 +101,11 @@ pub(super) fn read_request(
     read_members(json, Bytes::new(), other)
 }
 
-/// Reads a request. `behind` is the binary data after the JSON. `other` reads a member that a
+/// Reads a request. `raw_bytes` is the binary data after the JSON. `other` reads a member that a
 /// request does not have, and returns false to skip it.
 fn read_members(
     json: &Bytes,
-    behind: Bytes,
+    raw_bytes: Bytes,
     mut other: impl FnMut(&mut JsonReader<'_>, &str) -> Result<bool>,
 ) -> Result<RestInferRequest> {
     let mut request = RestInferRequest::default();
@@ -131,7 +131,7 @@ fn read_members(
         _ => error,
     })?;
     let inputs = inputs.ok_or_else(|| Error::invalid("the request has no \"inputs\""))?;
-    request.inputs = resolve(inputs, behind)?;
+    request.inputs = resolve(inputs, raw_bytes)?;
     Ok(request)
 }
 

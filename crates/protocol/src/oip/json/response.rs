@@ -77,7 +77,7 @@ pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<Infer
 }
 
 fn parse(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {
-    let (json, behind) = split(body, header_length)?;
+    let (json, raw_bytes) = split(body, header_length)?;
     let mut response = InferResponse::default();
     let mut outputs = Vec::new();
     let mut reader = JsonReader::new(&json);
@@ -92,6 +92,6 @@ fn parse(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {
         Ok(())
     })?;
     reader.end()?;
-    response.outputs = resolve(outputs, behind)?;
+    response.outputs = resolve(outputs, raw_bytes)?;
     Ok(response)
 }

@@ -240,22 +240,25 @@ fn read_data(
 }
 
 /// Assigns the bytes after the JSON to the pending tensors, in order. All bytes must be assigned.
-pub(super) fn resolve(pending: Vec<PendingTensor>, mut behind: Bytes) -> Result<Vec<NamedTensor>> {
+pub(super) fn resolve(
+    pending: Vec<PendingTensor>,
+    mut raw_bytes: Bytes,
+) -> Result<Vec<NamedTensor>> {
     let announced = pending.iter().fold(0usize, |sum, tensor| match tensor.source {
         ElementSource::Behind(size) => sum.saturating_add(size),
         ElementSource::Here(_) => sum,
     });
-    if announced != behind.len() {
+    if announced != raw_bytes.len() {
         return Err(Error::invalid(format!(
             "{} bytes of binary data follow the JSON, the tensors announce {announced}",
-            behind.len()
+            raw_bytes.len()
         )));
     }
     let tensor = |PendingTensor { name, dtype, shape, source }: PendingTensor| {
         let tensor = match source {
             ElementSource::Here(tensor) => tensor,
             ElementSource::Behind(size) => {
-                contents::raw_tensor(&name, dtype, shape, behind.split_to(size))?
+                contents::raw_tensor(&name, dtype, shape, raw_bytes.split_to(size))?
             }
         };
         Ok(NamedTensor { name, tensor })
@@ -324,7 +327,7 @@ pub(super) fn write_body(
     tensors: &[NamedTensor],
     binary: impl Fn(&str) -> bool,
 ) -> Result<Body> {
-    let mut behind: Vec<Bytes> = Vec::new();
+    let mut raw_bytes: Vec<Bytes> = Vec::new();
     key(&mut json, list);
     json.push(b'[');
     for (position, NamedTensor { name, tensor }) in tensors.iter().enumerate() {
@@ -335,7 +338,7 @@ pub(super) fn write_body(
             json.extend_from_slice(
                 format!(",\"parameters\":{{\"{BINARY_SIZE}\":{}}}", raw.len()).as_bytes(),
             );
-            behind.push(raw);
+            raw_bytes.push(raw);
         } else {
             write_elements(&mut json, tensor, TensorForm::Text)
                 .map_err(|error| error.context(format_args!("\"{name}\"")))?;
@@ -344,13 +347,14 @@ pub(super) fn write_body(
     }
     json.push(b']');
     json.push(b'}');
-    if behind.is_empty() {
+    if raw_bytes.is_empty() {
         return Ok(Body { body: json.into(), header_length: None });
     }
     let length = json.len();
-    let mut body = BytesMut::with_capacity(length + behind.iter().map(Bytes::len).sum::<usize>());
+    let mut body =
+        BytesMut::with_capacity(length + raw_bytes.iter().map(Bytes::len).sum::<usize>());
     body.extend_from_slice(&json);
-    for raw in behind {
+    for raw in raw_bytes {
         body.extend_from_slice(&raw);
     }
     Ok(Body { body: body.freeze(), header_length: Some(length) })
