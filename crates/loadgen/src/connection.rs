@@ -50,8 +50,8 @@ impl Template {
     /// Builds calls of the gRPC method `path` ("/package.Service/Method").
     ///
     /// # Errors
-    /// `InvalidArgument` if endpoint and path make no URI, or the endpoint's key has unprintable
-    /// characters.
+    /// `InvalidArgument` if endpoint and path are not a valid URI, or the endpoint's key has
+    /// unprintable characters.
     pub fn grpc(endpoint: &Endpoint, path: &str) -> Result<Template> {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -69,7 +69,8 @@ impl Template {
     /// Builds posts to `path` with `extra` headers.
     ///
     /// # Errors
-    /// `InvalidArgument` if endpoint and path make no URI, or a header has unprintable characters.
+    /// `InvalidArgument` if endpoint and path are not a valid URI, or a header has unprintable
+    /// characters.
     pub fn post(
         endpoint: &Endpoint,
         path: &str,

@@ -127,7 +127,7 @@ impl SlidingHistogram {
         // The running second is incomplete, so a rate over it would be up to 10 % too low.
         let running = f64::from(elapsed.subsec_nanos()) / 1e9;
         let seconds = (window - 1.0).min(second as f64) + running;
-        // The first requests of a window are no rate yet.
+        // The first requests of a window do not give a rate yet.
         Percentiles::of(&merged, seconds.max(1.0))
     }
 }

@@ -431,8 +431,8 @@ impl StoreCache {
     }
 }
 
-/// Returns the name of the record of a file beside a model's versions. A record is no directory, so
-/// its name has no "/".
+/// Returns the name of the record of a file beside a model's versions. A record is not a directory,
+/// so its name has no "/".
 fn file_record(path: &str) -> String {
     format!("file-{}", path.replace('%', "%25").replace('/', "%2F"))
 }

@@ -139,8 +139,8 @@ impl StorePlace {
     }
 
     /// Returns the same place for requests of clients. If the store refuses the credentials, its
-    /// error is `Unavailable`. The state of a collection is no reason, and no client can correct
-    /// the credentials.
+    /// error is `Unavailable`. The state of a collection is not the reason, and no client can
+    /// correct the credentials.
     #[must_use]
     pub fn for_clients(self) -> StorePlace {
         let refusal = StoreRefusal { kind: ErrorKind::Unavailable, ..self.refusal };

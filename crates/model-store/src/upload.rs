@@ -63,8 +63,8 @@ struct Upload<'a> {
 ///
 /// # Errors
 /// `AlreadyExists` if the version exists, or another publisher writes it. `InvalidArgument` for a
-/// number above [`VERSION_MAX`]. `NotFound` if `dir` is no published version. `Cancelled` if it was
-/// stopped. Otherwise the errors of the store. The sent parts of a failed or stopped upload are
+/// number above [`VERSION_MAX`]. `NotFound` if `dir` is not a published version. `Cancelled` if it
+/// was stopped. Otherwise the errors of the store. The sent parts of a failed or stopped upload are
 /// removed, unless another publisher may have the number. If they cannot be removed, the error says
 /// so.
 pub fn upload(

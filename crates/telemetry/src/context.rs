@@ -91,7 +91,7 @@ fn number(text: &str, digits: usize) -> Option<u128> {
     valid.then(|| u128::from_str_radix(text, 16).ok()).flatten()
 }
 
-/// Source of random ids. It makes no call of the system.
+/// Source of random ids. It does not call the system.
 pub(crate) struct IdSource {
     seeds: [u64; 2],
     next: AtomicU64,

@@ -118,8 +118,9 @@ pub struct TuneArgs {
 /// Runs `tune`.
 ///
 /// # Errors
-/// `InvalidArgument` for arguments that make no search. `Cancelled` after an interruption, with the
-/// way to resume. `Unavailable` if the model cannot be served. Also if a file cannot be written.
+/// `InvalidArgument` for arguments that do not describe a search. `Cancelled` after an
+/// interruption, with the way to resume. `Unavailable` if the model cannot be served. Also if a
+/// file cannot be written.
 pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     check(args)?;
     let subject = TuneSubject::open(&args.model, env)?;

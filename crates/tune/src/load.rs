@@ -165,8 +165,8 @@ impl Judge for StatusOnly {
 /// Runs `bench load`.
 ///
 /// # Errors
-/// If the server cannot be reached, the arguments make no request, every request failed, or a file
-/// cannot be written.
+/// If the server cannot be reached, the arguments do not describe a request, every request failed,
+/// or a file cannot be written.
 pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
     let endpoint = Endpoint::parse(&args.url, &args.tls)?.with_key(args.api_key.clone());
     args.tls.check_used(endpoint.is_tls())?;

@@ -111,7 +111,7 @@ impl TuneSubject {
 }
 
 /// Returns the time at which a version was written. It is that of its manifest, or of the newest
-/// file if it has none. A converted copy is new in each run, so its time is no property of the
+/// file if it has none. A converted copy is new in each run, so its time is not a property of the
 /// version.
 fn written(version: &Path) -> Option<SystemTime> {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();

@@ -13,7 +13,8 @@ impl Model {
     pub(super) fn unload(&mut self, context: &mut ManagerContext, number: u64) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(serving) = version.serving.take() else { return };
-        // A retryable failure of another load is no reason to refuse a later one of this version.
+        // A retryable failure of another load is not a reason to refuse a later one of this
+        // version.
         version.failure = version.failure.take().filter(|failure| !failure.error.is_retryable());
         let withdrawn = version.withdrawal();
         self.publish(context);

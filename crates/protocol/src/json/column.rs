@@ -83,7 +83,7 @@ impl<L: ElementReader + 'static> TypedColumn<L> {
     fn read_nested(&mut self, reader: &mut JsonReader<'_>, depth: usize) -> Result<()> {
         if reader.peek() != Some(b'[') {
             let misplaced = self.nesting.leaf(depth).map_err(|ragged| refused(reader, ragged));
-            // Text that is no element, such as the ']' after a last comma, is named first.
+            // Text that is not an element, such as the ']' after a last comma, is named first.
             let value = L::read(reader)?;
             misplaced?;
             self.values.push(value);

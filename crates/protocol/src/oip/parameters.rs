@@ -104,7 +104,7 @@ pub(super) fn output(output: &str, name: &str, value: &Scalar<'_>) -> Result<Opt
     }
 }
 
-/// Reads a choice of raw elements. Null and other values that are no choice count as false.
+/// Reads a choice of raw elements. Null and other values that are not a choice count as false.
 ///
 /// # Errors
 /// `InvalidArgument` for a number and a text, such as "true".

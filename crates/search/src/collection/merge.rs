@@ -363,7 +363,7 @@ impl Collection {
         if self.health.lock().merge_error.is_some() {
             return false;
         }
-        // Another thread holds the lock while it looks for a merge. That is no work.
+        // Another thread holds the lock while it looks for a merge. That does not count as work.
         let damaged = self.merging.try_lock().map(|damaged| damaged.clone()).unwrap_or_default();
         let sizes = self.mergeable(&state, &damaged);
         choose(&sizes, &self.options.merging, self.rows_max(self.budget.free())).is_some()
@@ -399,7 +399,7 @@ impl Collection {
         let sizes = self.mergeable(state, damaged);
         let chosen = choose(&sizes, &self.options.merging, rows_max).or_else(|| {
             let chosen = choose(&sizes, &self.quiet_merging()?, rows_max)?;
-            // Searches work without this merge, so a disk without room for it is no failure.
+            // Searches work without this merge, so a disk without room for it is not a failure.
             self.has_room_to_merge(state, &chosen).then_some(chosen)
         })?;
         let wanted = |slot: &&SegmentSlot| chosen.iter().any(|size| size.number == slot.number);

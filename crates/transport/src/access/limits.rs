@@ -32,7 +32,7 @@ struct RequestCount {
 /// Use of a key since the start of the server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyUsage {
-    /// Name of the key, which is no secret.
+    /// Name of the key, which is not secret.
     pub name: Arc<str>,
     /// Accepted requests.
     pub accepted: u64,

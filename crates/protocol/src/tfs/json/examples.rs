@@ -34,7 +34,7 @@ pub fn example_bytes_max(body: &[u8]) -> u64 {
 /// bools.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON, for no examples, and for values that make no feature.
+/// `InvalidArgument` for malformed JSON, for no examples, and for values that are not a feature.
 pub fn parse_examples(body: &Bytes) -> Result<Examples> {
     let mut context = None;
     let mut examples = None;

@@ -54,7 +54,7 @@ pub fn signature_name(body: &Bytes) -> Result<String> {
 ///
 /// # Errors
 /// `InvalidArgument` for malformed JSON, and for both or neither of "instances" and "inputs". Also
-/// for lists that make no tensor, and for values whose type is not the input's.
+/// for lists that are not a tensor, and for values whose type is not the input's.
 pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict> {
     let (inputs, form) = parse(body, &signature.inputs, REQUEST)?;
     Ok(RestPredict { inputs, form })

@@ -66,7 +66,7 @@ impl RegistryCore {
     }
 
     /// Renames a collection's directory away, durably. A directory that is missing, because an
-    /// operator or an earlier attempt removed it, is no error.
+    /// operator or an earlier attempt removed it, is not an error.
     ///
     /// # Errors
     /// `Unavailable` if the directory is missing because the disk of all collections is. Otherwise

@@ -153,8 +153,8 @@ impl RegistryCore {
     }
 }
 
-/// Checks that a collection's directory is no symbolic link. Two links could name one collection,
-/// which would be open twice, and a removal would leave its files.
+/// Checks that a collection's directory is not a symbolic link. Two links could name one
+/// collection, which would be open twice, and a removal would leave its files.
 ///
 /// # Errors
 /// `FailedPrecondition` for a link.
