@@ -18,9 +18,10 @@ use ::rollout::{
     RolloutReport, RolloutSplit, SplitCounter, within,
 };
 
-/// Most names of models in a message.
+/// Maximum number of names of models in a message.
 const NAMES_SHOWN_MAX: usize = 8;
-/// Most names that are compared to find the nearest one, so that a wrong name stays cheap.
+/// Maximum number of names that are compared to find the nearest one, so that a wrong name stays
+/// cheap.
 const NAMES_COMPARED_MAX: usize = 256;
 
 /// The ready versions of every model.

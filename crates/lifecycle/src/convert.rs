@@ -27,7 +27,7 @@ const CHILD_POLL: Duration = Duration::from_millis(20);
 const STDERR_BYTES_MAX: usize = 4096;
 /// Longest wait for the end of that text after the child has ended.
 const STDERR_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Most stale directories that one start removes.
+/// Maximum number of stale directories that one start removes.
 const STALE_RUNS_MAX: usize = 1024;
 const RUN_PREFIX: &str = "run-";
 const LOCK_NAME: &str = "lock";

@@ -10,7 +10,7 @@ use crate::WarmupCall;
 use crate::warmup::WarmupSource;
 use ::rollout::compare_answers;
 
-/// Most golden requests of a model.
+/// Maximum number of golden requests of a model.
 const CASES_MAX: usize = 1000;
 
 /// A request and its expected answer.

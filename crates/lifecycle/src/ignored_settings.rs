@@ -11,7 +11,7 @@ use crate::model_file::MODEL_FILE;
 
 /// Triton's settings of a model, in the directory above its versions.
 const TRITON_FILE: &str = "config.pbtxt";
-/// Most bytes read of that file.
+/// Maximum bytes read of that file.
 const TRITON_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of warnings that are remembered.
 const WARNINGS_MAX: usize = 100_000;

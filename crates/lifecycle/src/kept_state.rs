@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Most bytes of the file that are read.
+/// Maximum bytes of the file that are read.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Time before a file that could not be written is written again.
 const RETRY_PAUSE: Duration = Duration::from_secs(60);

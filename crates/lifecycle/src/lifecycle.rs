@@ -32,7 +32,7 @@ use crate::unloader::Unloader;
 use crate::warmup::WarmupSource;
 use crate::{Catalog, ConfigSet, LifecycleConfig, ModelStatus, Observer, SHUTDOWN_WAIT_MAX};
 
-/// Most load threads, and most unload threads.
+/// Maximum number of load threads. Unload threads have the same maximum.
 pub const THREADS_MAX: usize = 64;
 /// Shortest poll. A shorter one is lengthened to this.
 const POLL_MIN: Duration = Duration::from_millis(5);

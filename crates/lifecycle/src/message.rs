@@ -19,7 +19,8 @@ use crate::{ConfigSet, LifecycleState, RolloutStart, Transition, WarmupConfig};
 /// Maximum messages in the channel to the `lifecycle` thread. Beyond it, senders that must not wait
 /// are refused.
 pub(crate) const MESSAGES_MAX: usize = 1024;
-/// Most retired versions in the channel to the unload threads. The `lifecycle` thread keeps others.
+/// Maximum number of retired versions in the channel to the unload threads. The `lifecycle` thread
+/// keeps others.
 pub(crate) const RETIRED_MAX: usize = 256;
 
 /// Origin of a change of the configuration.

@@ -21,13 +21,13 @@ pub(crate) const MODEL_FILE_BYTES_MAX: u64 = 1 << 20;
 const INTRA_OP_THREADS_MAX: usize = 1024;
 /// Largest batch in a generated warm-up request.
 const BATCH_SIZE_MAX: usize = 1 << 20;
-/// Most threads of a warm-up.
+/// Maximum number of threads of a warm-up.
 const WARMUP_THREADS_MAX: usize = 256;
-/// Most bytes of a file of labels.
+/// Maximum bytes of a file of labels.
 const LABELS_BYTES_MAX: u64 = 64 << 20;
 /// Smallest limit of the memory of runs. Allocators reserve memory in large parts.
 const RUN_MEMORY_MIN: u64 = 64 << 20;
-/// Most tags of a graph.
+/// Maximum number of tags of a graph.
 const GRAPH_TAGS_MAX: usize = 64;
 
 /// Content of the file. Keys that are absent keep the configured value.

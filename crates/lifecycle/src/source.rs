@@ -30,16 +30,16 @@ pub(crate) use files::Fingerprint;
 use reader::ModelReader;
 pub(crate) use version::{ForeignKind, Parameters, VersionContents, VersionScan};
 
-/// Most versions of a model that are scanned: the highest numbers. Versions that its policy names
-/// are scanned too.
+/// Maximum number of versions of a model that are scanned. They are the highest ones. Versions that
+/// its policy names are scanned too.
 pub(crate) const VERSIONS_MAX: usize = 1024;
-/// Most subdirectories of a root that become models: the first by name.
+/// Maximum number of subdirectories of a root that become models. They are the first by name.
 pub(crate) const ROOT_MODELS_MAX: usize = 4096;
 
 /// Longest time for which a missing or empty file of settings counts as being replaced. It is a
 /// poll if that is shorter.
 const REPLACEMENT_TIME_MAX: Duration = Duration::from_secs(2);
-/// Most listings of a directory in one scan, if entries vanish meanwhile.
+/// Maximum number of listings of a directory in one scan, if entries vanish meanwhile.
 const LISTINGS_MAX: usize = 3;
 /// Maximum directories of one root that are logged because their names are not UTF-8.
 const UNNAMED_MAX: usize = 16;
@@ -417,7 +417,8 @@ fn key_of(model: &ModelConfig) -> ModelKey {
     (model.name.clone(), model.base_path.clone())
 }
 
-/// Returns the directory of models that a model is read with. One call reads all its models.
+/// Returns the directory of models to which a model belongs. One call reads all models of this
+/// directory.
 fn directory_of(model: &ModelConfig) -> &Path {
     // There may be thousands of stores, and one file system has their copies, each at
     // DIRECTORY/STORE/models/MODEL.

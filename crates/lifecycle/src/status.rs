@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Most numbers of versions in a message.
+/// Maximum number of versions that a message names.
 const LISTED_MAX: usize = 8;
 
 /// Stage in the life of a version.

@@ -287,7 +287,7 @@ struct ClientThread {
     index: usize,
     judge: Arc<dyn Judge>,
     sink: Arc<dyn SampleSink>,
-    /// Most connections of this thread that requests share.
+    /// Maximum number of connections of this thread that requests share.
     connections: usize,
     idle: RefCell<Vec<Connection>>,
     next: Cell<usize>,

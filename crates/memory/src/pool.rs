@@ -19,7 +19,7 @@ const RELEASE_SLOTS_MAX: usize = 2;
 /// Limits of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoolConfig {
-    /// Most bytes of memory, used or not, rounded up to whole slots.
+    /// Maximum bytes of memory, used or not, rounded up to whole slots.
     pub bytes_max: u64,
     /// True to request huge pages. Without them the pool works, with more faults at the start and
     /// slower address translation.

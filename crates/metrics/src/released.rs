@@ -12,7 +12,8 @@ use crate::Metrics;
 /// Time for which the series of a released version stay. It is two scrapes a minute apart, and a
 /// margin.
 const KEPT_TIME: Duration = Duration::from_secs(150);
-/// Most released versions whose series stay. The oldest ones of more end at once.
+/// Maximum number of released versions whose series stay. If there are more, the oldest ones end at
+/// once.
 const KEPT_MAX: usize = 128;
 
 /// Released versions whose series stay, the first release first.

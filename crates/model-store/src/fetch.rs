@@ -27,7 +27,7 @@ use crate::listing::{RemoteFile, RemoteKind, RemoteVersion};
 use crate::place::StorePlace;
 use crate::plan::{CachedContents, CachedTensor, parts, ranges_of, uncovered};
 
-/// Most requests in flight of one fetch. Each has a part in memory.
+/// Maximum number of requests in flight of one fetch. Each has a part in memory.
 const CONCURRENT: usize = 4;
 /// Requests in flight that the fetches of all stores share. Each fetch has at least one.
 const ALL_CONCURRENT: usize = 16;

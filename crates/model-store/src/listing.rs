@@ -11,7 +11,8 @@ const FOREIGN_FILES: [&str; 4] = ["model.onnx", "saved_model.pb", "model.pt", "m
 
 /// Directory of a model with recorded requests, which warm up all of its versions.
 pub(crate) const WARMUP_DIR: &str = "warmup";
-/// Most files beside the versions of a model if files of [`WARMUP_DIR`] are among them.
+/// Maximum number of files beside the versions of a model if files of [`WARMUP_DIR`] are among
+/// them.
 const FILES_MAX: usize = 1024;
 
 /// An object of a model or version.

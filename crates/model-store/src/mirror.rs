@@ -110,7 +110,7 @@ pub struct MirrorConfig {
     pub poll: Duration,
     /// Time for which the listing of a version without a manifest must stay the same.
     pub settle: Duration,
-    /// Most bytes of all copies.
+    /// Maximum bytes of all copies.
     pub bytes_max: u64,
     /// Rate of fetching and copying in bytes per second. 0 is unlimited.
     pub rate: u64,

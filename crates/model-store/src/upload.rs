@@ -27,7 +27,7 @@ use crate::place::{StorePlace, block_on};
 
 /// Bytes of one part of an upload.
 const PART_BYTES: u64 = 8 << 20;
-/// Most parts of one object: the limit of S3 is 10,000.
+/// Maximum number of parts of one object. The limit of S3 is 10,000.
 const PARTS_MAX: u64 = 9_000;
 
 /// Bytes of an upload, sent and in all.

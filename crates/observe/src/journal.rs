@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// Most events. A further one replaces the oldest.
+/// Maximum number of events. A further one replaces the oldest.
 pub const EVENTS_MAX: usize = 512;
 /// Longest text of an event in bytes.
 const TEXT_BYTES_MAX: usize = 2000;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Most threads that are counted.
+/// Maximum number of threads that are counted.
 const THREADS_READ_MAX: usize = 4096;
 /// Kinds in metrics: the names of Millpond's threads without their numbers, and "other".
 pub(crate) const KINDS: [&str; 13] = [

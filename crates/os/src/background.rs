@@ -264,8 +264,8 @@ impl BackgroundRunner {
         }
     }
 
-    /// Sets a limit of the time of each work. The runner waits at most as long again for stopped
-    /// work.
+    /// Sets a limit of the time of each work. After that time, the runner stops the work, and waits
+    /// at most the same time again for its end.
     pub fn with_limit(self, limit: WorkTimeLimit) -> BackgroundRunner {
         let stop_wait_max = self.stop_wait_max.min(limit.max);
         BackgroundRunner { limit: Some(limit), stop_wait_max, ..self }

@@ -15,7 +15,7 @@ use super::bounds::{TrialCounts, lower_bound, upper_bound};
 use super::compare::ELEMENTS_MAX;
 use super::compare::numbers;
 
-/// Most outputs of a model that are compared, in the signature's order.
+/// Maximum number of outputs of a model that are compared, in the signature's order.
 const OUTPUTS_MAX: usize = 8;
 /// Numbers that describe an output.
 const STATISTICS: usize = 3;

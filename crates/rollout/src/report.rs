@@ -8,7 +8,7 @@ use super::distribution::DistributionCounts;
 use super::measures::{ArmFigures, RolloutFigures, RolloutMeasures};
 use super::settings::{RolloutDefaults, RolloutSettings, RolloutSplit};
 
-/// Most ended rollouts of a model that are kept.
+/// Maximum number of ended rollouts of a model that are kept.
 const HISTORY_MAX: usize = 16;
 
 /// State of a model's last rollout.

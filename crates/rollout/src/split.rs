@@ -10,7 +10,7 @@ const WEYL_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct RequestKey(Box<[u8]>);
 
 impl RequestKey {
-    /// Most bytes of a key.
+    /// Maximum bytes of a key.
     pub const BYTES_MAX: usize = 1024;
 
     /// Returns the key with these bytes, or `None` for an empty one.

@@ -4,14 +4,15 @@
 use base::{DType, Error, Result};
 use engine::BatchPlan;
 
-/// Most parts of one request. A queue that is at most half full accepts that many, even if it is
-/// shorter. So clients need not split large batches. Each part costs time at every scan of the
-/// queue.
+/// Maximum number of parts of one request. A queue that is at most half full accepts that many,
+/// even if it is shorter. So clients need not split large batches. Each part costs time at every
+/// scan of the queue.
 pub(crate) const PARTS_MAX: usize = 4096;
-/// Most items of a request that is padded but not split. Only a tensor without elements has more.
+/// Maximum number of items of a request that is padded but not split. Only a tensor without
+/// elements has more.
 const ITEMS_MAX: usize = u32::MAX as usize;
-/// Most bytes of a tensor that the server makes (a mask, a length, a padded input), for any number
-/// of received bytes.
+/// Maximum bytes of a tensor that the server makes (a mask, a length, a padded input), for any
+/// number of received bytes.
 const MADE_BYTES_MAX: usize = 256 << 20;
 /// Maximum bytes made for a larger request, as a multiple of the bytes received.
 const GROWTH_MAX: usize = 4;

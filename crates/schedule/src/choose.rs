@@ -11,8 +11,8 @@ use crate::cost::{BatchChoice, Offer};
 use crate::entry::Entry;
 use crate::model_queue::ModelQueue;
 
-/// Most different keys that are checked for a ready batch. Requests behind them wait for the next
-/// check.
+/// Maximum number of different keys that are checked for a ready batch. Requests after them wait
+/// for the next check.
 const HEADS_MAX: usize = 16;
 /// Share of useful lingers below which lingering stops. A linger is useful if more requests arrive.
 const LINGER_USEFUL_MIN: f64 = 0.1;

@@ -34,7 +34,7 @@ const SHAPES_TO_TEACH: u32 = 3;
 const FORGET_EVERY: u64 = 1024;
 /// Weight of the last shape in the mean, once there are enough shapes.
 const LESSON_WEIGHT: f64 = 0.1;
-/// Most shapes that are remembered of a model.
+/// Maximum number of shapes that are remembered of a model.
 const SHAPES_MAX: usize = 256;
 
 fn size_class(items: usize) -> usize {

@@ -62,7 +62,7 @@ pub use snapshot::{
 };
 pub use threads::{ThreadPlan, ThreadPolicy};
 
-/// Most workers of a scheduler.
+/// Maximum number of workers of a scheduler.
 pub const WORKERS_MAX: usize = 256;
 /// Longest wait at shutdown for the workers. If a run takes longer, its client has disconnected, or
 /// its engine hangs.
@@ -75,7 +75,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 pub struct SchedulerConfig {
     /// Inference threads, 1 to [`WORKERS_MAX`].
     pub workers: usize,
-    /// Most waiting requests of one model, if it has no limit of its own.
+    /// Maximum number of waiting requests of one model, if it has no limit of its own.
     pub queue_max: usize,
     /// Pin worker `i` to the `i`-th core that the process may use.
     pub pin: bool,

@@ -10,7 +10,7 @@ use crate::cost::ModelCost;
 use crate::entry::{Entry, ExpiredEntry};
 use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot};
 
-/// Most version instances that are remembered as not mergeable.
+/// Maximum number of version instances that are remembered as not mergeable.
 const MISFITS_MAX: usize = 16;
 
 /// Time for which the queue of a model stays after the release of the versions that used it. A

@@ -7,7 +7,7 @@ use engine::ScheduleMode;
 
 /// Bounds of [`ModelSnapshot::batch_sizes`]. The last bucket holds everything above 2048.
 pub const BATCH_SIZE_BOUNDS: [usize; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048];
-/// Most shape classes of a model in a snapshot.
+/// Maximum number of shape classes of a model in a snapshot.
 pub const CLASSES_SHOWN_MAX: usize = 16;
 
 /// Figures of the scheduler. The models are read one after another. Counts are since the start.
@@ -19,7 +19,7 @@ pub struct SchedulerSnapshot {
     pub busy: usize,
     /// Waiting requests.
     pub queued: usize,
-    /// Most waiting requests of one model.
+    /// Maximum number of waiting requests of one model.
     pub queue_max: usize,
     /// Models that have had a request and still serve.
     pub models: Vec<ModelSnapshot>,

@@ -2,16 +2,16 @@
 
 use base::{Error, Result};
 
-/// Descriptors that the server needs besides connections and collections: files, timers, signals,
-/// engines.
+/// Descriptors that the server needs in addition to connections and collections. They are for
+/// files, timers, signals and engines.
 const OWN_MAX: u64 = 256;
 /// Descriptors planned for each collection: its logs and its segments.
 const PER_COLLECTION: u64 = 4;
 /// Maximum collections of a server whose limit is high enough.
 pub(crate) const COLLECTIONS_MAX: usize = 1000;
 
-/// Least descriptors of a server with one collection and one connection, besides those of its
-/// threads.
+/// Minimum number of descriptors of a server with one collection and one connection. Those of its
+/// threads come in addition.
 const LEAST: u64 = 40;
 /// Descriptors of a connection thread: its runtime, its listening sockets and its clock.
 const PER_CONNECTION_THREAD: u64 = 5;

@@ -14,11 +14,11 @@ use crate::links::{BatchIndex, LoadLog};
 use crate::post::{Post, PostOutcome};
 use crate::span::Trace;
 
-/// Most traces that wait for the thread.
+/// Maximum number of traces that wait for the thread.
 pub(crate) const QUEUE_MAX: usize = 1024;
-/// Most spans that the thread holds. Further ones are dropped.
+/// Maximum number of spans that the thread holds. Further ones are dropped.
 const HELD_SPANS_MAX: usize = 16_384;
-/// Most spans of one export.
+/// Maximum number of spans of one export.
 const EXPORT_SPANS_MAX: usize = 2048;
 /// Time for which a trace is held, so that the other requests of its batch end too.
 const HOLD_TIME: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(200);
 const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest pause before an export is tried again.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Most attempts of one export.
+/// Maximum number of attempts of one export.
 const ATTEMPTS_MAX: u32 = 5;
 /// Minimum time between two log lines about failures.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);

@@ -7,15 +7,15 @@ use parking_lot::Mutex;
 
 use crate::context::{SpanId, TraceId};
 
-/// Most links from a run to the runs of other requests in its batch.
+/// Maximum number of links from a run to the runs of other requests in its batch.
 const BATCH_LINKS_MAX: usize = 16;
-/// Most traced requests of one batch that are remembered.
+/// Maximum number of traced requests of one batch that are remembered.
 const MEMBERS_MAX: usize = 64;
-/// Most batches that are remembered.
+/// Maximum number of batches that are remembered.
 const BATCHES_MAX: usize = 4096;
-/// Most loads that are remembered.
+/// Maximum number of loads that are remembered.
 const LOADS_MAX: usize = 64;
-/// Most links to loads.
+/// Maximum number of links to loads.
 const LOAD_LINKS_MAX: usize = 4;
 
 /// A span of another trace.

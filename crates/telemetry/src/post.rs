@@ -11,7 +11,7 @@ use crate::collector_lookup;
 use crate::exporter::TraceExportConfig;
 use crate::generated::ExportTraceServiceResponse;
 
-/// Most bytes of a collector's answer that are read.
+/// Maximum bytes of a collector's answer that are read.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 /// Longest wait that a collector can request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);

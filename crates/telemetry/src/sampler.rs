@@ -7,7 +7,7 @@ use base::{Error, Result};
 
 use crate::context::{TraceContext, TraceId};
 
-/// Most models with a rate of their own.
+/// Maximum number of models with a rate of their own.
 const MODEL_RATES_MAX: usize = 10_000;
 
 /// Shares of the requests that are traced.

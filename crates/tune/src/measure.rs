@@ -60,8 +60,9 @@ pub(super) struct Servers<'a> {
 }
 
 struct Served {
-    /// Name and directory of the model of the server.
+    /// Name of the model of the server.
     name: String,
+    /// Directory of the model.
     dir: PathBuf,
     /// Point whose settings the server has.
     current: TunePoint,

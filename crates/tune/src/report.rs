@@ -108,8 +108,8 @@ impl<'a> TuneSummary<'a> {
             .chain(self.grid.into_iter().flat_map(|grid| [&grid.sweep, &grid.duel]))
     }
 
-    /// Returns the search's choice as last measured. If there was a grid, that is beside the grid's
-    /// best.
+    /// Returns the point that the search chose, with its last measurement. If the full grid was
+    /// measured, it is the measurement beside the grid's best point.
     fn chosen(&self) -> &'a ScoredTunePoint {
         self.grid.map_or(&self.found.best, |grid| &grid.found)
     }

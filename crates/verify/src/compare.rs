@@ -15,9 +15,9 @@ use crate::{NAMES, VerifyPlan};
 
 /// Longest wait for one answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Most bytes of both servers' answers that are kept for the measurement.
+/// Maximum bytes of both servers' answers that are kept for the measurement.
 pub(crate) const ANSWERS_BYTES_MAX: usize = 2 << 30;
-/// Most characters of a string in a message.
+/// Maximum number of characters of a string in a message.
 const STRING_CHARS_MAX: usize = 64;
 
 /// The comparison of all requests.

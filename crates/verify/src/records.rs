@@ -14,11 +14,11 @@ use protocol::tfs::warmup::next_record;
 
 use crate::answer::RecordedMethod;
 
-/// Most bytes of a file.
+/// Maximum bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 /// End of the names of request logs in JSON.
 const LINES: &str = "jsonl";
-/// Most requests of all files.
+/// Maximum number of requests of all files.
 const REQUESTS_MAX: usize = 100_000;
 
 /// The requests of all files.

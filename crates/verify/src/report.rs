@@ -8,7 +8,7 @@ use crate::NAMES;
 use crate::compare::{ANSWERS_BYTES_MAX, Comparison};
 use crate::records::RecordedCalls;
 
-/// Most differing requests in the text. The JSON has all.
+/// Maximum number of differing requests in the text. The JSON has all.
 const SHOWN_MAX: usize = 10;
 
 /// Result of a comparison.

@@ -12,7 +12,7 @@ use crate::LifecycleState;
 use crate::message::{AdminCallback, LoadSpec};
 use crate::source::VersionContents;
 
-/// Most requests of administrators that wait at the same time.
+/// Maximum number of requests of administrators that wait at the same time.
 const WAITERS_MAX: usize = 256;
 /// Longest wait of a load for files without a manifest to stop changing, and for settings that may
 /// be replaced.

@@ -12,8 +12,8 @@ use super::model::Model;
 use crate::message::{AdminCallback, ConfigurationOrigin};
 use crate::{ConfigSet, ModelConfig};
 
-/// Most replacements that wait for their models at the same time. Beyond it, the first one is not
-/// awaited any more.
+/// Maximum number of replacements that wait for their models at the same time. Beyond it, the first
+/// one is not awaited any more.
 const RECONFIGURATIONS_MAX: usize = 16;
 
 /// A replacement that is in effect and whose models are awaited.

@@ -18,8 +18,8 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 const FIRST_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Shortest wait for a call, in a scan that has waited for others.
 const WAIT_MIN: Duration = Duration::from_millis(500);
-/// Most directories that do not answer and have a thread each. With so many, no directory is read
-/// until one of them answers.
+/// Maximum number of directories that do not answer and have a thread each. With so many, no
+/// directory is read until one of them answers.
 const SILENT_MAX: usize = 128;
 
 /// A call that counts its steps.

@@ -8,7 +8,7 @@ use base::{Error, Result};
 
 use super::calls::CallProgress;
 
-/// Most directory levels inside a version directory.
+/// Maximum number of directory levels inside a version directory.
 const DEPTH_MAX: usize = 4;
 /// Maximum files of a version directory. PyTorch exports a large model with one file per tensor.
 const FILES_MAX: usize = 65_536;

@@ -12,8 +12,8 @@ use super::follower::{Follower, SyncContext, SyncOutcome};
 use super::slot::StoreSlot;
 use super::{CONFIG_POLL, MirroredStores, StoreMirror, UNUSED_POLL};
 
-/// Most stores that are checked at the same time. Their fetches share the memory for parts. A check
-/// of a store that does not answer ends by the timeouts of its requests.
+/// Maximum number of stores that are checked at the same time. Their fetches share the memory for
+/// parts. A check of a store that does not answer ends by the timeouts of its requests.
 const CHECKS_MAX: usize = 16;
 
 /// A check of a store that runs.

@@ -22,10 +22,11 @@ use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, finge
 use crate::place::StorePlace;
 use crate::plan::CachedContents;
 
-/// Most bytes of a file beside a model's versions.
+/// Maximum bytes of a file beside a model's versions.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Most failed versions of a model in place of which a lower one is copied. If all versions fail
-/// for the same reason, such as a pool that is too small, the whole history must not be fetched.
+/// Maximum number of failed versions of a model in place of which a lower one is copied. If all
+/// versions fail for the same reason, such as a pool that is too small, the whole history must not
+/// be fetched.
 pub(super) const FALLBACKS_MAX: usize = 2;
 /// Name of a model's settings.
 const SETTINGS_NAME: &str = "millpond.toml";

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use super::follower::{Follower, SyncContext};
 use crate::hashed_file::is_intact;
 
-/// Most times that the damaged copy of a version is fetched again while the server runs. A disk
-/// that damages more copies must be replaced.
+/// Maximum number of times that the damaged copy of a version is fetched again while the server
+/// runs. A disk that damages more copies must be replaced.
 const REPAIRS_MAX: u32 = 3;
 
 impl Follower {

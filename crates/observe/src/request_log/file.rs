@@ -19,7 +19,7 @@ use protocol::tfs::warmup::{RECORDS_MAX, append, record_bytes};
 
 use super::{RequestLogConfig, RequestLogFormat};
 
-/// Most bytes of a file. A file ends before the record that exceeds them.
+/// Maximum bytes of a file. A file ends before the record that would exceed them.
 const FILE_BYTES_MAX: u64 = 64 * MIB;
 /// Maximum files. The oldest are removed.
 const FILES_MAX: usize = 10_000;
@@ -29,7 +29,7 @@ const UNFINISHED_MAX: usize = 4096;
 const OPEN_MAX: usize = 64;
 /// Bytes that are read at a time to find the end of the last whole line.
 const PIECE_BYTES: usize = 8192;
-/// Most bytes of a model's name in the name of a file, which can have 255.
+/// Maximum bytes of a model's name in the name of a file, which can have 255.
 const MODEL_BYTES_MAX: usize = 160;
 /// Beginning of the files' names.
 const STEM: &str = "requests-";

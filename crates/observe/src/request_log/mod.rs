@@ -26,9 +26,9 @@ use telemetry::TraceId;
 
 use self::file::LogFiles;
 
-/// Most records that wait for the thread.
+/// Maximum number of records that wait for the thread.
 const QUEUE_MAX: usize = 256;
-/// Most bytes of tensors that wait for the thread.
+/// Maximum bytes of tensors that wait for the thread.
 const QUEUE_BYTES_MAX: u64 = 64 * MIB;
 /// Longest wait of a shutdown for room in the queue.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -71,7 +71,7 @@ pub struct RequestLogConfig {
     pub dir: PathBuf,
     /// Share of the requests that is logged, 0 to 1.
     pub rate: f64,
-    /// Most bytes of all files. The oldest files are removed.
+    /// Maximum bytes of all files. The oldest files are removed.
     pub bytes_max: u64,
     /// Format of new files.
     pub format: RequestLogFormat,

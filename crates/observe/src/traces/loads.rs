@@ -10,7 +10,7 @@ use lifecycle::{LifecycleEvent, LifecycleState, StateChange};
 use parking_lot::Mutex;
 use telemetry::{Attribute, LoadTraceIds, Span, SpanKind, Trace, Tracer};
 
-/// Most loads that are traced at the same time.
+/// Maximum number of loads that are traced at the same time.
 const LOADS_MAX: usize = 256;
 
 /// The traces of loads in progress. Called on the lifecycle's thread only.

@@ -102,9 +102,9 @@ fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Most bytes of a client's name in a span.
+/// Maximum bytes of a client's name in a span.
 const USER_AGENT_BYTES_MAX: usize = 200;
-/// Most bytes of a path in a span. Spans wait in memory while the collector does not answer.
+/// Maximum bytes of a path in a span. Spans wait in memory while the collector does not answer.
 const PATH_BYTES_MAX: usize = 2048;
 
 fn shortened(text: &str) -> Arc<str> {

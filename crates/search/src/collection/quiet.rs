@@ -11,7 +11,7 @@ use super::options::Merging;
 /// Unflushed points are flushed if they fill this part of a memtable. A scan of a full memtable
 /// took a quarter of a query's processor time (ADR 0032), so fewer points cost about 2 %.
 const FLUSHED_SHARE: u64 = 16;
-/// Fewest segments that a merge joins.
+/// Minimum number of segments that a merge joins.
 const FAN_IN_MIN: usize = 2;
 /// Time without a request for live rows after which their spare bitmaps are freed.
 const ROWS_UNUSED_MAX: Duration = Duration::from_secs(5);

@@ -33,7 +33,7 @@ impl NameRule {
         }
     }
 
-    /// Returns true if a collection of this rule may be used so.
+    /// Returns true if this rule permits `usage` of its collections.
     pub(super) fn allows(&self, usage: CollectionUsage) -> bool {
         match self {
             NameRule::Pattern(_) => true,
