@@ -1,9 +1,10 @@
 //! The evidence for a pairing, and its score.
 
 use crate::tuning::{
-    AGREEMENT, AGREEMENT_PRIOR, ANGLE_ERROR, DESCRIPTOR_ERROR, LENGTH_ERROR, OFFSET, PAIR,
-    PHOTO_ANGLE_ERROR, PHOTO_LENGTH_ERROR, PHOTO_PAIR, PHOTO_SUPPORT, SAME_KIND, SUPPORT,
-    SUPPORT_ERROR,
+    AGREEMENT_PRIOR, AGREEMENT_WEIGHT, ANGLE_ERROR_WEIGHT, DESCRIPTOR_ERROR_WEIGHT,
+    LENGTH_ERROR_WEIGHT, PAIR_WEIGHT, PHOTO_ANGLE_ERROR_WEIGHT, PHOTO_LENGTH_ERROR_WEIGHT,
+    PHOTO_PAIR_WEIGHT, PHOTO_SUPPORT_WEIGHT, SAME_KIND_WEIGHT, SCORE_OFFSET, SUPPORT_ERROR_WEIGHT,
+    SUPPORT_WEIGHT,
 };
 
 /// Minimum pairs of a pairing that scores.
@@ -63,20 +64,21 @@ impl Evidence {
         }
         let edge_scale = ERROR_SCALE as f32;
         if self.described {
-            return PHOTO_PAIR * self.pairs as f32 + PHOTO_SUPPORT * self.supports as f32
-                - (PHOTO_LENGTH_ERROR * self.length_error as f32
-                    + PHOTO_ANGLE_ERROR * self.angle_error as f32
-                    + DESCRIPTOR_ERROR * self.descriptor_error as f32)
+            return PHOTO_PAIR_WEIGHT * self.pairs as f32
+                + PHOTO_SUPPORT_WEIGHT * self.supports as f32
+                - (PHOTO_LENGTH_ERROR_WEIGHT * self.length_error as f32
+                    + PHOTO_ANGLE_ERROR_WEIGHT * self.angle_error as f32
+                    + DESCRIPTOR_ERROR_WEIGHT * self.descriptor_error as f32)
                     / edge_scale;
         }
-        OFFSET
-            + PAIR * self.pairs as f32
-            + SAME_KIND * self.kinds as f32
-            + SUPPORT * self.supports as f32
-            + AGREEMENT * self.agreement()
-            - (LENGTH_ERROR * self.length_error as f32
-                + ANGLE_ERROR * self.angle_error as f32
-                + SUPPORT_ERROR * self.support_error as f32)
+        SCORE_OFFSET
+            + PAIR_WEIGHT * self.pairs as f32
+            + SAME_KIND_WEIGHT * self.kinds as f32
+            + SUPPORT_WEIGHT * self.supports as f32
+            + AGREEMENT_WEIGHT * self.agreement()
+            - (LENGTH_ERROR_WEIGHT * self.length_error as f32
+                + ANGLE_ERROR_WEIGHT * self.angle_error as f32
+                + SUPPORT_ERROR_WEIGHT * self.support_error as f32)
                 / edge_scale
     }
 

@@ -11,7 +11,7 @@ use crate::star::{Star, set_lanes};
 use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX, TURN_ERROR_MAX};
 
 /// Marks a vertex without a partner.
-const ALONE: u16 = u16::MAX;
+const NO_PARTNER: u16 = u16::MAX;
 
 /// Vertices and edges of one graph.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +46,8 @@ impl Default for Pairing {
         Pairing {
             pairs: Vec::with_capacity(VERTICES_MAX),
             evidence: Evidence::default(),
-            partner: [ALONE; VERTICES_MAX],
-            partner_back: [ALONE; VERTICES_MAX],
+            partner: [NO_PARTNER; VERTICES_MAX],
+            partner_back: [NO_PARTNER; VERTICES_MAX],
             waiting: BinaryHeap::with_capacity(VERTICES_MAX),
         }
     }
@@ -61,8 +61,8 @@ impl Pairing {
 
     fn clear(&mut self) {
         for pair in &self.pairs {
-            self.partner[usize::from(pair.probe)] = ALONE;
-            self.partner_back[usize::from(pair.record)] = ALONE;
+            self.partner[usize::from(pair.probe)] = NO_PARTNER;
+            self.partner_back[usize::from(pair.record)] = NO_PARTNER;
         }
         self.pairs.clear();
         self.waiting.clear();
@@ -97,7 +97,8 @@ impl Pairing {
 
     /// Returns true if neither of the two vertices has a partner.
     fn both_unpaired(&self, probe: u8, record: u8) -> bool {
-        self.partner[usize::from(probe)] == ALONE && self.partner_back[usize::from(record)] == ALONE
+        self.partner[usize::from(probe)] == NO_PARTNER
+            && self.partner_back[usize::from(record)] == NO_PARTNER
     }
 
     /// Adds a pair, and counts its evidence.

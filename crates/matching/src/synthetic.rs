@@ -11,11 +11,11 @@ use crate::graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
 /// Minimum distance of two minutiae, in pixels.
 const RIDGE_PERIOD: f32 = 9.0;
 /// Minimum distance of two minutiae of an [`impression`] of which one may be false.
-const CLOSE: f32 = 5.0;
+const FALSE_DISTANCE_MIN: f32 = 5.0;
 /// Share of minutiae of an impression that point against their neighbours.
-const TURNED: f32 = 0.1;
+const TURNED_SHARE: f32 = 0.1;
 /// Share of directions of an impression that are false.
-const FALSE: f32 = 0.08;
+const FALSE_DIRECTION_SHARE: f32 = 0.08;
 /// Attempts to place a point before a graph is left with fewer.
 const ATTEMPTS_MAX: usize = 64;
 const PHOTO_SIZE: (u16, u16) = (640, 480);
@@ -58,17 +58,20 @@ pub fn impression(seed: u64) -> Graph {
     let sides = Sides::new(&mut random);
     let mut graph = Graph { width: 300, height: 400, ..Graph::default() };
     for _ in 0..count {
-        let apart = if random.below(4) == 0 { CLOSE } else { RIDGE_PERIOD + 1.0 };
+        let apart = if random.below(4) == 0 { FALSE_DISTANCE_MIN } else { RIDGE_PERIOD + 1.0 };
         let place = free_place(&mut random, &graph.vertices, apart, |random| {
             let angle = random.unit() * std::f32::consts::TAU;
             let radius = random.unit().sqrt();
             (150.0 + half.0 * radius * angle.cos(), 200.0 + half.1 * radius * angle.sin())
         });
         let Some((x, y)) = place else { continue };
-        let backwards = sides.is_backwards(x, y) != (random.unit() < TURNED);
+        let backwards = sides.is_backwards(x, y) != (random.unit() < TURNED_SHARE);
         let along = field.ridge(x, y) + if backwards { 0.5 } else { 0.0 };
-        let direction =
-            if random.unit() < FALSE { random.unit() } else { along + 0.02 * random.normal() };
+        let direction = if random.unit() < FALSE_DIRECTION_SHARE {
+            random.unit()
+        } else {
+            along + 0.02 * random.normal()
+        };
         graph.vertices.push(vertex(x, y, steps(direction), 1 + (random.below(10) >= 6) as u8));
     }
     graph

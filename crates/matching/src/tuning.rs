@@ -26,36 +26,36 @@ pub(crate) const POSE_ANGLE_ERROR_MAX: u16 = (20.0 * DEGREE) as u16;
 /// Largest scale. The smallest is its inverse.
 pub(crate) const POSE_SCALE_MAX: f32 = 4.0;
 
-// Weights: a logistic regression of "the same finger" over pairs of one database, its coefficients
-// times 13. It was fitted to fingers 101 to 105 of the B sets of FVC2002 and FVC2004, images and
-// ISO templates. `docs/measurements/image-search.md` has the rates of the other fingers.
-/// A pair of vertices.
-pub(crate) const PAIR: f32 = 9.5;
-/// A pair whose vertices are of one kind.
-pub(crate) const SAME_KIND: f32 = 7.5;
-/// A supporting edge.
-pub(crate) const SUPPORT: f32 = 7.0;
-/// A supporting edge whose length is at its tolerance, or whose angles are.
-pub(crate) const SUPPORT_ERROR: f32 = 4.6;
-/// An edge of the tree whose length is at its tolerance.
-pub(crate) const LENGTH_ERROR: f32 = 15.0;
-/// An edge of the tree whose angles are at their tolerance.
-pub(crate) const ANGLE_ERROR: f32 = 18.0;
-/// Full agreement: all vertices in the shared part are paired.
-pub(crate) const AGREEMENT: f32 = 162.0;
+// The weights are the coefficients, times 13, of a logistic regression of "the same finger" over
+// pairs of one database. It was fitted to fingers 101 to 105 of the B sets of FVC2002 and FVC2004,
+// images and ISO templates. `docs/measurements/image-search.md` has the rates of the other fingers.
+/// Weight of a pair of vertices.
+pub(crate) const PAIR_WEIGHT: f32 = 9.5;
+/// Weight of a pair whose vertices are of one kind.
+pub(crate) const SAME_KIND_WEIGHT: f32 = 7.5;
+/// Weight of a supporting edge.
+pub(crate) const SUPPORT_WEIGHT: f32 = 7.0;
+/// Deduction for a supporting edge whose length is at its tolerance, or whose angles are.
+pub(crate) const SUPPORT_ERROR_WEIGHT: f32 = 4.6;
+/// Deduction for an edge of the tree whose length is at its tolerance.
+pub(crate) const LENGTH_ERROR_WEIGHT: f32 = 15.0;
+/// Deduction for an edge of the tree whose angles are at their tolerance.
+pub(crate) const ANGLE_ERROR_WEIGHT: f32 = 18.0;
+/// Weight of full agreement, in which all vertices in the shared part are paired.
+pub(crate) const AGREEMENT_WEIGHT: f32 = 162.0;
 /// Vertices without partners that are added to those in the shared part of either graph. Small
 /// shared parts agree by chance.
 pub(crate) const AGREEMENT_PRIOR: f32 = 2.0;
 /// Constant offset. Most impostors stay above 0 with it, so that their scores can be compared. Of
 /// impostors, one in a thousand scores about 130.
-pub(crate) const OFFSET: f32 = 4.0;
-/// A pair of vertices of photographs with similar descriptors.
-pub(crate) const PHOTO_PAIR: f32 = 25.0;
-/// A supporting edge of photographs.
-pub(crate) const PHOTO_SUPPORT: f32 = 2.3;
-/// A pair of photographs whose position is at its tolerance.
-pub(crate) const PHOTO_LENGTH_ERROR: f32 = 8.0;
-/// A pair of photographs whose direction is at its tolerance.
-pub(crate) const PHOTO_ANGLE_ERROR: f32 = 15.6;
-/// A pair whose descriptors differ in as many bits as the tolerance allows.
-pub(crate) const DESCRIPTOR_ERROR: f32 = 12.0;
+pub(crate) const SCORE_OFFSET: f32 = 4.0;
+/// Weight of a pair of vertices of photographs with similar descriptors.
+pub(crate) const PHOTO_PAIR_WEIGHT: f32 = 25.0;
+/// Weight of a supporting edge of photographs.
+pub(crate) const PHOTO_SUPPORT_WEIGHT: f32 = 2.3;
+/// Deduction for a pair of photographs whose position is at its tolerance.
+pub(crate) const PHOTO_LENGTH_ERROR_WEIGHT: f32 = 8.0;
+/// Deduction for a pair of photographs whose direction is at its tolerance.
+pub(crate) const PHOTO_ANGLE_ERROR_WEIGHT: f32 = 15.6;
+/// Deduction for a pair whose descriptors differ in as many bits as the tolerance allows.
+pub(crate) const DESCRIPTOR_ERROR_WEIGHT: f32 = 12.0;

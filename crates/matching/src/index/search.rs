@@ -6,7 +6,7 @@ use kernels::TopK;
 
 use super::cell::{EdgeFinder, HeadedEdge, cell};
 use super::format::{ESCAPE, EdgeIndex, PostingBlock};
-use super::weight::{CHANCE, PER_NAT, WEIGHT_MIN, angles, lengths};
+use super::weight::{CHANCE_WEIGHT, PER_NAT, WEIGHT_MIN, angles, lengths};
 use super::{BLOCK_ROWS, TURNS};
 use crate::graph::{Graph, VERTICES_MAX};
 
@@ -139,7 +139,7 @@ impl EdgeIndex {
         }
         for ((row, counts), &edges) in (first as u32..).zip(&scratch.counts).zip(rows) {
             let sum = i32::from(best_turn(counts));
-            let cost = (CHANCE * i32::from(edges) - sum) as f32 / PER_NAT as f32;
+            let cost = (CHANCE_WEIGHT * i32::from(edges) - sum) as f32 / PER_NAT as f32;
             // Rows ascend, so a later row of an equal cost is not among the best.
             if sum > 0 && cost < scratch.best.threshold() && allowed(row) {
                 scratch.best.push(cost, row);
@@ -235,7 +235,7 @@ mod tests {
             }
         }
         let best = (0..TURNS).map(|turn| counts[turn] + counts[(turn + 1) % TURNS]).max();
-        let score = best.unwrap_or(0) - CHANCE * indexed.len() as i32;
+        let score = best.unwrap_or(0) - CHANCE_WEIGHT * indexed.len() as i32;
         voted.then_some(score as f32 / PER_NAT as f32)
     }
 

@@ -10,7 +10,7 @@ pub(crate) const PER_NAT: i32 = 8;
 /// most of the time, and their sum adds more noise than it helps.
 pub(crate) const WEIGHT_MIN: i32 = 4 * PER_NAT;
 /// Weight that an edge gets by chance. A row loses it for each of its indexed edges.
-pub(crate) const CHANCE: i32 = 2;
+pub(crate) const CHANCE_WEIGHT: i32 = 2;
 
 /// Logarithm of the probability that an edge of the same finger falls into a cell of lengths. The
 /// index is the distance in pixels of the edge's length to the middle of the cell. The error is
