@@ -35,7 +35,7 @@ pub use self::pair::spawn_pair;
 
 /// A thread starves if it has waited for a core longer than its limit, and longer than this
 /// multiple of the time that it ran.
-const STARVING: u32 = 4;
+const STARVING_RATIO: u32 = 4;
 /// Time between two checks of the idle thread and of the stop flag.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest wait for stopped work to end.
@@ -107,7 +107,7 @@ impl StarvationWatch {
         let Some(now) = self.stat.read() else { return false };
         let ran = now.ran.saturating_sub(self.start.ran);
         let waited = now.waited.saturating_sub(self.start.waited);
-        waited >= self.limit && waited >= ran * STARVING
+        waited >= self.limit && waited >= ran * STARVING_RATIO
     }
 }
 

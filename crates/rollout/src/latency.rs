@@ -12,7 +12,7 @@ const SUB_BUCKETS: usize = 1 << SUB_BITS;
 const OCTAVES: usize = 31;
 const BUCKETS: usize = SUB_BUCKETS * (OCTAVES + 1);
 /// Share of requests above p99.
-const TAIL: f64 = 0.01;
+const TAIL_SHARE: f64 = 0.01;
 
 /// Counts of latencies by bucket.
 pub(crate) struct VersionLatencies(Box<[AtomicU64]>);
@@ -55,7 +55,7 @@ impl LatencyCounts {
 
     /// Returns the estimate of p99, or `None` without a latency.
     pub fn p99(&self) -> Option<Duration> {
-        let above = (self.total() as f64 * TAIL) as u64;
+        let above = (self.total() as f64 * TAIL_SHARE) as u64;
         self.largest(above + 1).map(|bucket| Duration::from_micros(lowest(bucket)))
     }
 
@@ -66,12 +66,12 @@ impl LatencyCounts {
     /// the `n`-th largest latency is not above p99.
     pub fn p99_above(&self, level: f64) -> u64 {
         let trials = self.total();
-        let expected = (trials as f64 * TAIL).ceil() as u64;
+        let expected = (trials as f64 * TAIL_SHARE).ceil() as u64;
         let mut kept = expected;
         let mut refuted = trials + 1;
         while refuted - kept > 1 {
             let middle = u64::midpoint(kept, refuted);
-            if TrialCounts::rare(middle, trials).refutes(TAIL, level) {
+            if TrialCounts::rare(middle, trials).refutes(TAIL_SHARE, level) {
                 refuted = middle;
             } else {
                 kept = middle;
@@ -84,14 +84,14 @@ impl LatencyCounts {
     /// are too few latencies.
     pub fn p99_below(&self, level: f64) -> Option<u64> {
         let trials = self.total();
-        if !TrialCounts::rare(0, trials).refutes(TAIL, level) {
+        if !TrialCounts::rare(0, trials).refutes(TAIL_SHARE, level) {
             return None;
         }
         let mut refuted = 0;
-        let mut kept = (trials as f64 * TAIL).ceil() as u64;
+        let mut kept = (trials as f64 * TAIL_SHARE).ceil() as u64;
         while kept - refuted > 1 {
             let middle = u64::midpoint(refuted, kept);
-            if TrialCounts::rare(middle, trials).refutes(TAIL, level) {
+            if TrialCounts::rare(middle, trials).refutes(TAIL_SHARE, level) {
                 refuted = middle;
             } else {
                 kept = middle;

@@ -8,15 +8,15 @@ use base::units;
 use serde::Deserialize;
 
 /// Largest difference of two floats of the same answer, unless configured.
-const TOLERANCE: f64 = 1e-3;
+const DEFAULT_TOLERANCE: f64 = 1e-3;
 /// Requests of the candidate after which it is promoted, unless configured.
-const PROMOTE_REQUESTS: u64 = 2000;
+const DEFAULT_PROMOTE_REQUESTS: u64 = 2000;
 /// Excess of a candidate's share of failed requests over stable's share, unless configured.
-const ERRORS: f64 = 0.001;
+const DEFAULT_ERROR_EXCESS: f64 = 0.001;
 /// Maximum of a candidate's p99 as a multiple of stable's p99, unless configured.
-const LATENCY: f64 = 1.2;
+const DEFAULT_LATENCY_RATIO: f64 = 1.2;
 /// Requests of the candidate before its latency is judged, unless configured.
-const LATENCY_SAMPLES: u64 = 200;
+const DEFAULT_LATENCY_SAMPLES: u64 = 200;
 
 /// A `[rollout]` section. Absent keys keep the values of the settings below it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -336,11 +336,14 @@ impl RolloutFile {
         RolloutSettings {
             split,
             tolerance: self.tolerance(),
-            promote: self.promote.unwrap_or(Promotion::Requests(PROMOTE_REQUESTS)),
+            promote: self.promote.unwrap_or(Promotion::Requests(DEFAULT_PROMOTE_REQUESTS)),
             limits: RollbackLimits {
-                errors: errors.unwrap_or(LimitText::At(ERRORS)).limit(),
-                latency: latency.unwrap_or(LimitText::At(LATENCY)).limit().filter(|_| !shadows),
-                latency_samples: latency_samples.unwrap_or(LATENCY_SAMPLES),
+                errors: errors.unwrap_or(LimitText::At(DEFAULT_ERROR_EXCESS)).limit(),
+                latency: latency
+                    .unwrap_or(LimitText::At(DEFAULT_LATENCY_RATIO))
+                    .limit()
+                    .filter(|_| !shadows),
+                latency_samples: latency_samples.unwrap_or(DEFAULT_LATENCY_SAMPLES),
                 drift: drift.and_then(LimitText::limit),
             },
         }
@@ -372,7 +375,7 @@ impl RolloutFile {
 
     /// Returns the largest difference of equal floats.
     pub fn tolerance(&self) -> f64 {
-        self.tolerance.unwrap_or(TOLERANCE)
+        self.tolerance.unwrap_or(DEFAULT_TOLERANCE)
     }
 }
 
@@ -421,17 +424,21 @@ mod tests {
         let expected = RolloutDefaults {
             traffic: 0.0,
             shadow: 0.0,
-            promote: Promotion::Requests(PROMOTE_REQUESTS),
-            errors: Some(ERRORS),
-            latency: Some(LATENCY),
-            latency_samples: LATENCY_SAMPLES,
+            promote: Promotion::Requests(DEFAULT_PROMOTE_REQUESTS),
+            errors: Some(DEFAULT_ERROR_EXCESS),
+            latency: Some(DEFAULT_LATENCY_RATIO),
+            latency_samples: DEFAULT_LATENCY_SAMPLES,
             drift: None,
         };
         assert_eq!(defaults, expected);
         let shadow = file("shadow = 0.2\nrollback = { errors = \"off\", drift = 0.1 }").defaults();
         assert_eq!((shadow.traffic, shadow.shadow), (0.0, 0.2));
         assert_eq!((shadow.errors, shadow.drift), (None, Some(0.1)));
-        assert_eq!(shadow.latency, Some(LATENCY), "an administrator can start with traffic");
+        assert_eq!(
+            shadow.latency,
+            Some(DEFAULT_LATENCY_RATIO),
+            "an administrator can start with traffic"
+        );
     }
 
     #[test]

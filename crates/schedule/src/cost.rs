@@ -27,13 +27,13 @@ const TRY_ABOVE: f64 = 1.10;
 /// Decisions between two measurements of a size beside the best, because models and machines
 /// change.
 const PROBE_EVERY: u64 = 200;
-/// Number of shapes whose results decide, for a model's other shapes, that a size is not worth a
-/// try.
-const SHAPES_TO_TEACH: u32 = 3;
+/// Number of shapes that must have measured a size before their results decide for a model's other
+/// shapes. If the size gained nothing, the others do not try it.
+const SHAPES_TO_DECIDE: u32 = 3;
 /// Number of decisions after which a shape is dropped if it began a try and did not return.
 const FORGET_EVERY: u64 = 1024;
 /// Weight of the last shape in the mean, once there are enough shapes.
-const LESSON_WEIGHT: f64 = 0.1;
+const LAST_SHAPE_WEIGHT: f64 = 0.1;
 /// Maximum number of shapes that are remembered of a model.
 const SHAPES_MAX: usize = 256;
 
@@ -112,18 +112,18 @@ struct SizeClassGain {
 impl SizeClassGain {
     fn add(&mut self, ratio: f64) {
         self.shapes = self.shapes.saturating_add(1);
-        let weight = if self.shapes <= SHAPES_TO_TEACH {
+        let weight = if self.shapes <= SHAPES_TO_DECIDE {
             1.0 / f64::from(self.shapes)
         } else {
-            LESSON_WEIGHT
+            LAST_SHAPE_WEIGHT
         };
         self.ratio += weight * (ratio - self.ratio);
     }
 
     /// Returns true if a shape may try the size. `begun` is true if it has tried already.
     fn worth_a_try(&self, begun: bool) -> bool {
-        if self.shapes < SHAPES_TO_TEACH {
-            begun || self.begun < 2 * SHAPES_TO_TEACH
+        if self.shapes < SHAPES_TO_DECIDE {
+            begun || self.begun < 2 * SHAPES_TO_DECIDE
         } else {
             self.ratio < 1.0 - GAIN_MIN
         }
@@ -410,7 +410,7 @@ mod tests {
             merged += usize::from(items > 1);
             cost.add(key, items, items as f64, 1000.0 * items as f64);
         }
-        assert_eq!(merged, 2 * SHAPES_TO_TEACH as usize + 3);
+        assert_eq!(merged, 2 * SHAPES_TO_DECIDE as usize + 3);
     }
 
     #[test]

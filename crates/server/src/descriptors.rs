@@ -12,7 +12,7 @@ pub(crate) const COLLECTIONS_MAX: usize = 1000;
 
 /// Minimum number of descriptors of a server with one collection and one connection. Those of its
 /// threads come in addition.
-const LEAST: u64 = 40;
+const DESCRIPTORS_MIN: u64 = 40;
 /// Descriptors of a connection thread: its runtime, its listening sockets and its clock.
 const PER_CONNECTION_THREAD: u64 = 5;
 
@@ -22,7 +22,8 @@ const PER_CONNECTION_THREAD: u64 = 5;
 /// # Errors
 /// `ResourceExhausted` with the limit that is needed.
 pub(crate) fn check(limit: u64, connection_threads: usize, workers: usize) -> Result<()> {
-    let needed = LEAST + PER_CONNECTION_THREAD * connection_threads as u64 + workers as u64;
+    let needed =
+        DESCRIPTORS_MIN + PER_CONNECTION_THREAD * connection_threads as u64 + workers as u64;
     if limit >= needed {
         return Ok(());
     }

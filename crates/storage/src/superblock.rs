@@ -24,7 +24,7 @@ pub const VERSION: u32 = 1;
 pub const SECTIONS_MAX: usize = 120;
 
 const MAGIC: &[u8; 8] = b"MPSEGMNT";
-const ORDER: u32 = 0x0102_0304;
+const BYTE_ORDER: u32 = 0x0102_0304;
 const SECTION_START: usize = 64;
 const SECTION_BYTES: usize = 32;
 const SUM_AT: usize = PAGE_BYTES - 4;
@@ -74,7 +74,7 @@ impl Superblock {
         let mut page = [0; PAGE_BYTES];
         put(&mut page, 0, MAGIC);
         put(&mut page, 8, &self.version.to_le_bytes());
-        put(&mut page, 12, &ORDER.to_le_bytes());
+        put(&mut page, 12, &BYTE_ORDER.to_le_bytes());
         put(&mut page, 16, &self.uuid);
         put(&mut page, 32, &self.rows.to_le_bytes());
         put(&mut page, 40, &(self.sections.len() as u32).to_le_bytes());
@@ -107,7 +107,7 @@ impl Superblock {
         }
         let (version, order, count) =
             (u32_at(page, 8), u32_at(page, 12), u32_at(page, 40) as usize);
-        if version != VERSION || order != ORDER {
+        if version != VERSION || order != BYTE_ORDER {
             return Err(Error::precondition(format!(
                 "the segment has version {version} of the format, this program reads version {VERSION}; use the \
                  program that wrote it"

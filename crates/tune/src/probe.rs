@@ -21,7 +21,7 @@ const GROWTH_MIN: f64 = 1.03;
 const BLOCK: usize = 8;
 
 /// Multiple of the target from which a latency counts as far beyond it.
-const FAR: f64 = 4.0;
+const FAR_MULTIPLE: f64 = 4.0;
 /// Maximum drift of the machine within a sweep. A larger apparent drift is noise.
 const DRIFT_MAX: f64 = 2.0;
 
@@ -123,7 +123,7 @@ impl Prober<'_, '_> {
                         continue;
                     }
                     let slice = self.slice(stage, pass, point, clients, time)?;
-                    if slice.qps == 0.0 || slice.p99_ms > FAR * self.target_ms {
+                    if slice.qps == 0.0 || slice.p99_ms > FAR_MULTIPLE * self.target_ms {
                         out.insert(point);
                     }
                     let reading = SliceReading { pass, clients, qps: slice.qps, slice };

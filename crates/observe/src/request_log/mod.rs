@@ -36,7 +36,7 @@ const STOP_WAIT_MAX: Duration = Duration::from_secs(5);
 /// cannot be stopped.
 const END_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Default of [`RequestLogConfig::rate`].
-const RATE: f64 = 0.01;
+const DEFAULT_RATE: f64 = 0.01;
 /// Default of [`RequestLogConfig::bytes_max`].
 const BYTES_MAX: u64 = GIB;
 /// Minimum time between two log lines about failed writes.
@@ -81,7 +81,7 @@ impl RequestLogConfig {
     /// Returns the default settings for a directory: 1 % of the requests, 1 GiB.
     pub fn new(dir: impl Into<PathBuf>) -> RequestLogConfig {
         let format = RequestLogFormat::default();
-        RequestLogConfig { dir: dir.into(), rate: RATE, bytes_max: BYTES_MAX, format }
+        RequestLogConfig { dir: dir.into(), rate: DEFAULT_RATE, bytes_max: BYTES_MAX, format }
     }
 }
 

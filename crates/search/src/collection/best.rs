@@ -53,7 +53,7 @@ pub(super) enum HitLocation<'s> {
 }
 
 /// Candidates kept beyond `2 * count` before the list is pruned.
-const OFFERED: usize = 64;
+const PRUNE_SLACK: usize = 64;
 
 /// Best candidates so far.
 pub(super) struct BestPoints<'s> {
@@ -88,7 +88,7 @@ impl<'s> BestPoints<'s> {
         if one.coarse >= self.floor {
             // Adding zero turns -0 into 0. Otherwise the two would not be ordered by id.
             self.ranked.push(RankedPoint { coarse: one.coarse + 0.0, ..one });
-            if self.ranked.len() >= 2 * self.count + OFFERED {
+            if self.ranked.len() >= 2 * self.count + PRUNE_SLACK {
                 self.keep();
             }
         }

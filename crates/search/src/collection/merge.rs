@@ -30,9 +30,9 @@ const PLACE_BYTES: u64 = 8;
 /// merged segment.
 const SPARE_SHARE: u64 = 2;
 
-/// Merging is behind if `BEHIND * fan_in` segments of similar size wait. The merge is then
+/// Merging is behind if `BEHIND_FACTOR * fan_in` segments of similar size wait. The merge is then
 /// escalated. If it lacks memory, codes of open segments move to the medium.
-const BEHIND: usize = 2;
+const BEHIND_FACTOR: usize = 2;
 
 /// Flag that is true until this is dropped. If a merge panics, the other thread must not wait for
 /// its end.
@@ -115,13 +115,13 @@ fn merge_backlog(sizes: &[SegmentSize], merging: &Merging) -> usize {
     (0..live.len()).map(similar).max().unwrap_or(0)
 }
 
-/// Returns true if at least `BEHIND * fan_in` segments of similar size wait. Segments that are too
-/// large to be merged do not count. A large collection has many of them, and its merges would never
-/// be paced. Returns false if a segment has lost many rows or codes, since that segment is
-/// rewritten first.
+/// Returns true if at least `BEHIND_FACTOR * fan_in` segments of similar size wait. Segments that
+/// are too large to be merged do not count. A large collection has many of them, and its merges
+/// would never be paced. Returns false if a segment has lost many rows or codes, since that segment
+/// is rewritten first.
 fn is_behind(sizes: &[SegmentSize], merging: &Merging) -> bool {
     !sizes.iter().any(|size| needs_rewrite(size, merging))
-        && merge_backlog(sizes, merging) >= BEHIND * merging.fan_in
+        && merge_backlog(sizes, merging) >= BEHIND_FACTOR * merging.fan_in
 }
 
 /// Place of a row of the source in one of the merged segments.

@@ -251,7 +251,11 @@ impl Collection {
         if let Some(there) =
             bytes.filter(|there| losses.is_empty() && *there < mark.bytes.min(EMPTY_LOG_BYTES))
         {
-            self.log_damaged(number, None, &format!("it is cut off at {there} bytes; {UNKNOWN}"));
+            self.log_damaged(
+                number,
+                None,
+                &format!("it is cut off at {there} bytes; {UNKNOWN_IDS_REASON}"),
+            );
             losses.push((0, None));
         }
         losses
@@ -364,7 +368,7 @@ impl Collection {
 }
 
 /// Reason text if the ids are unknown.
-const UNKNOWN: &str = "their points are not known: any point may be older than what was acknowledged, \
+const UNKNOWN_IDS_REASON: &str = "their points are not known: any point may be older than what was acknowledged, \
                        missing, or removed";
 
 /// Returns the text about a damaged part of a log. `bytes` is the length of the file, or `None` if
@@ -384,7 +388,7 @@ fn reason(damage: &Damage, bytes: Option<u64>, is_end: bool, keys: Option<&[u64]
         format!("changes {} to before {} are lost", lost.start, lost.end)
     };
     let points = match keys {
-        None => UNKNOWN.to_owned(),
+        None => UNKNOWN_IDS_REASON.to_owned(),
         Some(keys) => {
             let named: Vec<String> = keys.iter().take(NAMED_MAX).map(u64::to_string).collect();
             let more = keys.len().saturating_sub(NAMED_MAX);

@@ -15,7 +15,7 @@ use crate::rerank::Scorer;
 
 /// Coarse score of a point while it is scored. It is so high that a scorer never skips the point
 /// because of its bound.
-const UNKNOWN: f32 = f32::MAX;
+const UNKNOWN_SCORE: f32 = f32::MAX;
 
 impl Collection {
     /// Returns the best `k` points of `ids` by `scorer`, as [`Collection::search`] does with these
@@ -58,7 +58,7 @@ impl Collection {
                     continue;
                 }
             };
-            ranked.push(RankedPoint { coarse: UNKNOWN, id: *id, place });
+            ranked.push(RankedPoint { coarse: UNKNOWN_SCORE, id: *id, place });
         }
         let query = CollectionQuery { deadline, ..CollectionQuery::nearest(&[], k) };
         let mut running =

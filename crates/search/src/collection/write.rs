@@ -24,16 +24,16 @@ pub(super) const FROZEN_MAX: usize = 1;
 /// Minimum time in which a memtable fills, in durations of a flush. Too large a factor costs
 /// little, because writes are no longer slowed down once the flush is done. With too small a
 /// factor, the memtable is full before that.
-const MARGIN: f64 = 1.5;
+const FILL_TIME_MIN: f64 = 1.5;
 /// Writes are slowed down from this many times `fan_in` segments of similar size that wait to be
 /// merged. A query searches each of them, and their centres and ids take memory. Fewer waiting
 /// segments do not slow writes. They are merged after a bulk load.
 const BACKLOG_MIN: usize = 32;
-/// The minimum `MARGIN` grows by one duration of a flush for each `BACKLOG_STEP * fan_in` waiting
+/// `FILL_TIME_MIN` grows by one duration of a flush for each `BACKLOG_STEP * fan_in` waiting
 /// segments beyond `BACKLOG_MIN * fan_in`.
 const BACKLOG_STEP: usize = 4;
-/// Maximum growth of `MARGIN`, in durations of a flush. Merging a row until its segment is large
-/// takes several times the time of flushing it.
+/// Maximum growth of `FILL_TIME_MIN`, in durations of a flush. Merging a row until its segment is
+/// large takes several times the time of flushing it.
 const BACKLOG_MARGIN_MAX: f64 = 8.0;
 /// Longest slowdown of one change.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
@@ -135,7 +135,7 @@ impl Collection {
         }
         let memtable = live.active();
         let filled = memtable.bytes() as f64 / self.memtable_bytes.max(1) as f64;
-        Some(memtable.begun() + flush_time.mul_f64((MARGIN + backlog) * filled.min(1.0)))
+        Some(memtable.begun() + flush_time.mul_f64((FILL_TIME_MIN + backlog) * filled.min(1.0)))
     }
 
     /// Returns the growth of the minimum time in which a memtable fills, in durations of a flush,

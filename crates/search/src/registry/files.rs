@@ -27,7 +27,7 @@ const SETTINGS_BYTES_MAX: usize = 4 << 20;
 /// Version that this program writes.
 const VERSION: u32 = 1;
 /// Suffix of a file that is being written.
-const ASIDE: &str = ".tmp";
+const TEMPORARY_SUFFIX: &str = ".tmp";
 
 /// Settings of a collection, kept in its settings file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -233,7 +233,7 @@ pub(crate) fn read<T: DeserializeOwned>(kind: &str, path: &Path) -> Result<Optio
 pub(crate) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Result<()> {
     let text = encode(kind, content)?;
     let mut aside = path.as_os_str().to_owned();
-    aside.push(ASIDE);
+    aside.push(TEMPORARY_SUFFIX);
     let aside = PathBuf::from(aside);
     let fail = |error: std::io::Error| Error::io(&aside, &error);
     let mut file =

@@ -22,7 +22,7 @@ const PROBED_MAX: usize = 3;
 /// 0.6 and 5 microseconds.
 const LOOKUP_COST: f32 = 0.125;
 /// Lookups over which the share of hits is averaged.
-const MEMORY: f32 = 1024.0;
+const AVERAGED_LOOKUPS: f32 = 1024.0;
 
 /// Decision if lookups in the cache cost less than they save. A read is avoided only if all of its
 /// records are cached, so lookups for several records save time only if hits are frequent. Single
@@ -43,7 +43,7 @@ impl CacheLookups {
 
     /// Updates the share of records that are cached, after a lookup of a single record.
     pub(super) fn record_lookup(&mut self, hit: bool) {
-        self.hits += (f32::from(u8::from(hit)) - self.hits) / MEMORY;
+        self.hits += (f32::from(u8::from(hit)) - self.hits) / AVERAGED_LOOKUPS;
     }
 }
 

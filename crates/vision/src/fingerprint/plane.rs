@@ -3,7 +3,7 @@
 use crate::Gray;
 
 /// Deviations at which a Gaussian is cut off.
-const TAIL: f32 = 2.5;
+const GAUSSIAN_CUTOFF: f32 = 2.5;
 
 /// Numbers on a grid, row by row. Neither side is 0.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,7 +69,7 @@ impl Plane {
 
     /// Smooths by a Gaussian of this deviation. Beyond the border the outermost values continue.
     pub(super) fn smoothed(&self, deviation: f32) -> Plane {
-        let radius = (deviation * TAIL).ceil() as usize;
+        let radius = (deviation * GAUSSIAN_CUTOFF).ceil() as usize;
         let mut weights: Vec<f32> =
             (0..=radius).map(|at| (-0.5 * (at as f32 / deviation).powi(2)).exp()).collect();
         let sum = 2.0 * weights.iter().sum::<f32>() - 1.0;

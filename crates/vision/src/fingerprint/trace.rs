@@ -5,12 +5,12 @@ use std::f32::consts::TAU;
 use super::thin::BinaryImage;
 
 /// Pixels along a line that give its direction.
-const FAR: usize = 14;
+const DIRECTION_PIXELS: usize = 14;
 /// Longest spur in pixels. If a line forks within this distance of its end, that end is not a
 /// minutia.
-const SPUR: usize = 10;
+const SPUR_MAX: usize = 10;
 /// Shortest line in pixels. A shorter one is dirt or a pore.
-const ISLAND: usize = 14;
+const LINE_MIN: usize = 14;
 
 /// An end of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,15 +25,15 @@ pub(super) struct End {
 pub(super) fn ends(bits: &BinaryImage) -> Vec<End> {
     let neighbours = bits.neighbours();
     let place = |at: usize| ((at % bits.width) as f32 - 1.0, (at / bits.width) as f32 - 1.0);
-    let mut path = Vec::with_capacity(FAR + 1);
+    let mut path = Vec::with_capacity(DIRECTION_PIXELS + 1);
     let mut found = Vec::new();
     for start in (0..bits.pixels.len()).filter(|&at| bits.pixels[at] == 1) {
         if bits.around(start, &neighbours).count_ones() != 1 {
             continue;
         }
         let least = match follow(bits, start, &neighbours, &mut path) {
-            Stop::Fork => SPUR,
-            Stop::End => ISLAND,
+            Stop::Fork => SPUR_MAX,
+            Stop::End => LINE_MIN,
             Stop::Far => 0,
         };
         let Some(&along) = path.last().filter(|_| path.len() > least) else {
@@ -65,7 +65,7 @@ fn follow(
     path.push(start);
     let mut before = start;
     let mut at = start;
-    while path.len() <= FAR {
+    while path.len() <= DIRECTION_PIXELS {
         let mut next = neighbours
             .iter()
             .map(|&way| at.wrapping_add_signed(way))

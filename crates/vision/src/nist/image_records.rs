@@ -15,7 +15,7 @@ const FINGERS_MAX: usize = 16;
 /// Finger position of an unused place.
 const NO_FINGER: u8 = 255;
 /// Lowest resolution of the standard, in dots per inch. Images that were scaled have it.
-const RESOLUTION_LEAST: f32 = 500.0;
+const RESOLUTION_MIN: f32 = 500.0;
 
 /// Reads a record of type 4 (binary). Returns `None` if it has no image, such as the record of an
 /// amputated finger. `native` is the resolution of an image that was not scaled.
@@ -31,7 +31,7 @@ pub(super) fn read_type_4(record: &[u8], native: Option<f32>) -> Result<Option<N
             fingers: head.get(6..12)?.iter().copied().filter(|&it| it != NO_FINGER).collect(),
             width: be16(head, 13)?.into(),
             height: be16(head, 15)?.into(),
-            dots_per_inch: if scaled { Some(RESOLUTION_LEAST) } else { native },
+            dots_per_inch: if scaled { Some(RESOLUTION_MIN) } else { native },
             compression: by_code(compression),
             data,
             record,

@@ -8,7 +8,7 @@ use super::sketch::FrequencySketch;
 use super::{BlockKey, BlockLookup, BlockStats, CachedBlock};
 
 /// Blocks picked at random, of which the least used one is evicted.
-const PICKED: usize = 5;
+const EVICTION_SAMPLE: usize = 5;
 /// A block replaces another one only if it is used this many times as often.
 const TIMES_OFTEN: u32 = 2;
 /// The block also needs this many more uses than the other one. Fewer are not significant.
@@ -78,7 +78,7 @@ impl BlockShard {
     /// Returns the position of a block to evict for a block of this hash.
     fn block_to_evict(&mut self, hash: u64) -> Option<usize> {
         let wanted = self.sketch.estimate(hash);
-        let (at, least) = (0..PICKED)
+        let (at, least) = (0..EVICTION_SAMPLE)
             .filter_map(|_| {
                 let at = self.pick()?;
                 let (key, block) = self.held.get(at)?;
