@@ -132,33 +132,45 @@ impl Pairing {
 
     /// Counts two similar edges between pairs as evidence.
     fn support(&mut self, edge: Edge, candidate: Edge) {
-        let (length_error, angle_error) = errors(edge, candidate);
+        let errors = EdgeErrors::between(edge, candidate);
         self.evidence.supports += 1;
-        self.evidence.support_error += u32::from(length_error) + u32::from(angle_error);
+        self.evidence.support_error += errors.sum();
     }
 
     /// Proposes the pair of vertex `k` of the probe and vertex `l` of the record, to which two
     /// similar edges lead.
     fn offer(&mut self, edge: Edge, candidate: Edge, k: u8, l: u8) {
-        let (length_error, angle_error) = errors(edge, candidate);
-        let error = u32::from(length_error) + u32::from(angle_error);
+        let errors = EdgeErrors::between(edge, candidate);
         self.waiting.push(Reverse(CandidatePair {
-            error,
+            error: errors.sum(),
             probe: k,
             record: l,
-            length_error,
-            angle_error,
+            length_error: errors.length,
+            angle_error: errors.angle,
         }));
     }
 }
 
-/// Returns the errors of two similar edges: of the length, and of both angles together, each 0 to
-/// [`ERROR_SCALE`].
-fn errors(a: Edge, b: Edge) -> (u16, u16) {
-    let length = u32::from(a.length.abs_diff(b.length)) * ERROR_SCALE / u32::from(LENGTH_ERROR_MAX);
-    let angle = (u32::from(angle_between(a.start, b.start))
-        + u32::from(angle_between(a.end, b.end)))
-        * ERROR_SCALE
-        / (2 * u32::from(ANGLE_ERROR_MAX));
-    (length as u16, angle as u16)
+/// Errors of two similar edges, each 0 to [`ERROR_SCALE`].
+#[derive(Clone, Copy, Debug)]
+struct EdgeErrors {
+    length: u16,
+    /// Error of both angles together.
+    angle: u16,
+}
+
+impl EdgeErrors {
+    fn between(a: Edge, b: Edge) -> EdgeErrors {
+        let length =
+            u32::from(a.length.abs_diff(b.length)) * ERROR_SCALE / u32::from(LENGTH_ERROR_MAX);
+        let angle = (u32::from(angle_between(a.start, b.start))
+            + u32::from(angle_between(a.end, b.end)))
+            * ERROR_SCALE
+            / (2 * u32::from(ANGLE_ERROR_MAX));
+        EdgeErrors { length: length as u16, angle: angle as u16 }
+    }
+
+    fn sum(self) -> u32 {
+        u32::from(self.length) + u32::from(self.angle)
+    }
 }

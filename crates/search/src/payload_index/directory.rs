@@ -116,11 +116,18 @@ pub(super) fn encode_trailer(offset: u64, bytes: u64) -> Vec<u8> {
     trailer
 }
 
-/// Returns the offset and the bytes of the directory.
+/// Place of the directory in the section.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DirectoryPlace {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+/// Returns the place of the directory.
 ///
 /// # Errors
 /// `DataLoss` if the section ends otherwise, or was written by a newer program.
-pub(super) fn decode_trailer(mut trailer: &[u8]) -> Result<(u64, u64)> {
+pub(super) fn decode_trailer(mut trailer: &[u8]) -> Result<DirectoryPlace> {
     let odd = || Error::data_loss("the payload index does not end as this program writes it");
     trailer = trailer.strip_prefix(&MAGIC).ok_or_else(odd)?;
     let version = take_u64(&mut trailer).ok_or_else(odd)?;
@@ -129,7 +136,7 @@ pub(super) fn decode_trailer(mut trailer: &[u8]) -> Result<(u64, u64)> {
     if version != u64::from(VERSION) || !trailer.is_empty() {
         return Err(odd());
     }
-    Ok((offset, bytes))
+    Ok(DirectoryPlace { offset, bytes })
 }
 
 fn encode_text(text: &str, out: &mut Vec<u8>) {

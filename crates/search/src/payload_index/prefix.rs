@@ -213,7 +213,7 @@ mod tests {
         };
         builder.write(&mut put).unwrap();
         let end = bytes.len() - directory::TRAILER_BYTES as usize;
-        let (offset, _) = directory::decode_trailer(&bytes[end..]).unwrap();
+        let offset = directory::decode_trailer(&bytes[end..]).unwrap().offset;
         let end_of_places = (offset - TRAILER_BYTES) as usize;
         let places = decode_trailer(&bytes[end_of_places..offset as usize], offset).unwrap();
         let mut directory = IndexDirectory::decode(&bytes[offset as usize..end], offset).unwrap();

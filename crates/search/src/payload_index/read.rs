@@ -8,7 +8,8 @@ use roaring::RoaringBitmap;
 use storage::Sealed;
 
 use super::directory::{
-    BitmapPlace, DictionaryBlock, FieldDirectory, IndexDirectory, TRAILER_BYTES, decode_trailer,
+    BitmapPlace, DictionaryBlock, DirectoryPlace, FieldDirectory, IndexDirectory, TRAILER_BYTES,
+    decode_trailer,
 };
 use super::key::{KeyRef, decode_number, is_before};
 use super::prefix;
@@ -57,17 +58,19 @@ impl PayloadIndex {
     /// # Errors
     /// `DataLoss` if the section is damaged. Otherwise the error of the medium.
     pub(crate) fn directory_bytes(file: &dyn Sealed, section: &IndexSection) -> Result<u64> {
-        PayloadIndex::locate(file, section).map(|(_, bytes)| bytes)
+        PayloadIndex::locate(file, section).map(|place| place.bytes)
     }
 
-    fn locate(file: &dyn Sealed, section: &IndexSection) -> Result<(u64, u64)> {
+    /// Returns the place of the directory, after a check that it fits the section.
+    fn locate(file: &dyn Sealed, section: &IndexSection) -> Result<DirectoryPlace> {
         let odd = || Error::data_loss("the payload index is cut off");
         let end = section.bytes().checked_sub(TRAILER_BYTES).ok_or_else(odd)?;
         let mut trailer = Vec::new();
         section.read_once(file, end, TRAILER_BYTES, &mut trailer)?;
-        let (offset, bytes) = decode_trailer(&trailer)?;
-        let fits = offset.checked_add(bytes) == Some(end) && bytes <= DIRECTORY_BYTES_MAX as u64;
-        if fits { Ok((offset, bytes)) } else { Err(odd()) }
+        let place = decode_trailer(&trailer)?;
+        let fits = place.offset.checked_add(place.bytes) == Some(end)
+            && place.bytes <= DIRECTORY_BYTES_MAX as u64;
+        if fits { Ok(place) } else { Err(odd()) }
     }
 
     /// Opens the index of a segment of `rows` rows.
@@ -79,7 +82,7 @@ impl PayloadIndex {
         section: IndexSection,
         rows: u32,
     ) -> Result<PayloadIndex> {
-        let (offset, bytes) = PayloadIndex::locate(file, &section)?;
+        let DirectoryPlace { offset, bytes } = PayloadIndex::locate(file, &section)?;
         let start = offset.saturating_sub(prefix::TRAILER_BYTES);
         let mut read = Vec::new();
         section.read_once(file, start, offset - start + bytes, &mut read)?;

@@ -447,7 +447,8 @@ fn small_directory(member: &str, spare: Option<&SpareIndexMemory>) -> (Vec<u8>, 
         })
         .unwrap();
     let trailer = bytes.len() - directory::TRAILER_BYTES as usize;
-    let (offset, length) = directory::decode_trailer(&bytes[trailer..]).unwrap();
+    let directory::DirectoryPlace { offset, bytes: length } =
+        directory::decode_trailer(&bytes[trailer..]).unwrap();
     (bytes[offset as usize..][..length as usize].to_vec(), offset)
 }
 
