@@ -1,4 +1,4 @@
-//! Durability of names.
+//! Makes the names of files durable.
 
 use std::fs::File;
 use std::path::Path;

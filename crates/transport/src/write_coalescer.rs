@@ -1,4 +1,4 @@
-//! Fewer system calls for an HTTP/2 connection.
+//! Joins writes and reads of an HTTP/2 connection, which saves system calls.
 //!
 //! h2 writes a response's data and its trailers in two calls. It flushes each data frame of 256
 //! bytes or more before it takes the next frame. It reads into the rest of its own 8 KiB buffer, so

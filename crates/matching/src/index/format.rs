@@ -1,4 +1,4 @@
-//! The index in memory, and its bytes.
+//! The index in memory, and its encoding.
 //!
 //! The layout is in this order. Numbers are little-endian, and have 32 bits by default.
 //!

@@ -1,4 +1,4 @@
-//! Fields that the formats share.
+//! Fields that the template formats share, read and written.
 
 use base::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! The records of a file and the fields of a record.
+//! The records of an ANSI/NIST-ITL file, and the fields of a record.
 
 use base::Result;
 

@@ -1,4 +1,4 @@
-//! The filters of the file.
+//! The wavelet filters that a WSQ file contains.
 //!
 //! A file has the right halves of the analysis filters h0 (low-pass) and h1 (high-pass). The
 //! synthesis filters follow from them, up to a delay: the low-pass is (-1)^k h1(k), the high-pass

@@ -1,4 +1,4 @@
-//! The places of the 64 subbands.
+//! The places of the 64 subbands in the plane of coefficients.
 //!
 //! A split of a rectangle puts its lower frequencies to the left and top. A high-pass band that is
 //! taken at every second position has its frequencies in reverse order. So the split of a right
