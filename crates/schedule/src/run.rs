@@ -64,7 +64,7 @@ pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> RunFigures {
     // A run without a scheduler, such as a warm-up, may have shown it.
     ran.misfit |= servable.take_new_mixing();
     let ended = Instant::now();
-    let used = meter.lap();
+    let used = meter.take_used();
     ran.wall = ended - started;
     // Processor time excludes the time for which other threads had the core, but covers this thread
     // only.
@@ -110,7 +110,7 @@ pub(crate) fn run(work: RequestBatch, meter: &mut Meter) -> RunFigures {
     meter.last = Some(ahead);
     if ran_again {
         // Otherwise the next run of this worker, perhaps of another model, would be charged for it.
-        let used = meter.lap().cpu;
+        let used = meter.take_used().cpu;
         ran.again = if cpu.is_some() { used } else { ended.elapsed() };
     }
     ran
@@ -146,7 +146,7 @@ impl Meter {
     }
 
     /// Returns the use since the last call.
-    fn lap(&mut self) -> Used {
+    fn take_used(&mut self) -> Used {
         let cpu = std::mem::replace(&mut self.cpu, os::thread::cpu_time());
         let faults = std::mem::replace(&mut self.faults, os::thread::page_faults());
         Used {

@@ -157,9 +157,9 @@ impl FrameCounter {
             match header.kind() {
                 Http2FrameKind::Headers => {
                     *last_stream = header.stream.max(*last_stream);
-                    earn(credit, CONTROL_FRAMES_PER_STREAM_MAX);
+                    add_credit(credit, CONTROL_FRAMES_PER_STREAM_MAX);
                 }
-                Http2FrameKind::Data => earn(credit, CONTROL_FRAMES_PER_DATA_RECEIVED_MAX),
+                Http2FrameKind::Data => add_credit(credit, CONTROL_FRAMES_PER_DATA_RECEIVED_MAX),
                 Http2FrameKind::Control(kind) => {
                     if *credit == 0 {
                         refill(credit, refilled);
@@ -181,7 +181,7 @@ impl FrameCounter {
         let credit = &mut self.credit;
         self.sent.scan(bytes, |header| {
             if matches!(header.kind(), Http2FrameKind::Data) {
-                earn(credit, CONTROL_FRAMES_PER_DATA_SENT_MAX);
+                add_credit(credit, CONTROL_FRAMES_PER_DATA_SENT_MAX);
             }
         });
     }
@@ -195,11 +195,11 @@ impl FrameCounter {
 }
 
 /// Adds the credit for `frames` control frames.
-fn earn(credit: &mut u64, frames: u64) {
+fn add_credit(credit: &mut u64, frames: u64) {
     *credit = (*credit + frames).min(CREDIT_MAX);
 }
 
-/// Earns credit for the time since the last refill.
+/// Adds credit for the time since the last refill.
 fn refill(credit: &mut u64, refilled: &mut Instant) {
     let earned = (refilled.elapsed().as_secs_f64() * CONTROL_FRAMES_PER_SECOND_MAX as f64) as u64;
     if earned > 0 {

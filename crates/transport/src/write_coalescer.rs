@@ -323,15 +323,15 @@ impl AsyncRead for WriteCoalescer {
             self.polled_frames += frames;
             return Poll::Ready(Ok(()));
         }
-        READ_BUFFER.with_borrow_mut(|landing| {
-            let mut landed = ReadBuf::new(landing);
-            let polled = Pin::new(&mut self.incoming).poll_read(cx, &mut landed);
+        READ_BUFFER.with_borrow_mut(|memory| {
+            let mut read_buffer = ReadBuf::new(memory);
+            let polled = Pin::new(&mut self.incoming).poll_read(cx, &mut read_buffer);
             if polled.is_pending() {
                 self.reset_poll();
             }
             ready!(polled)?;
-            self.surplus_frames = self.received(landed.filled_mut())?;
-            let read = landed.filled();
+            self.surplus_frames = self.received(read_buffer.filled_mut())?;
+            let read = read_buffer.filled();
             let (now, later) = read.split_at(read.len().min(buffer.remaining()));
             buffer.put_slice(now);
             self.surplus.extend_from_slice(later);

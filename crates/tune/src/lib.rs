@@ -129,14 +129,14 @@ pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     let cores = loadgen::machine::cores();
     let watch = NoiseWatch::start();
     let mut servers = Servers::new(env, &subject, cores);
-    let wishes = RequestSettings {
+    let arguments = RequestSettings {
         files: &args.requests,
         dims: &args.dims,
         index_max: args.index_max,
         settings: &subject.table,
     };
     let specs = servers.inputs(TunePoint::sync(cores, 1))?;
-    let (requests, described) = requests::requests(&specs, &wishes)?;
+    let (requests, described) = requests::requests(&specs, &arguments)?;
     let grid = grid(cores, args.target_p99, requests::mergeable(&specs));
     let machine = MachineFacts::detect(
         OnnxEngine::find_library(&env.onnxruntime).ok().as_deref().and_then(library_version),

@@ -46,17 +46,17 @@ pub(super) struct RequestSettings<'a> {
 /// `InvalidArgument` if dims are not a shape or not of an input. Also the errors of [`from_files`].
 pub(super) fn requests(
     specs: &[TensorSpec],
-    wishes: &RequestSettings<'_>,
+    arguments: &RequestSettings<'_>,
 ) -> Result<(Vec<Vec<NamedTensor>>, String)> {
-    if !wishes.files.is_empty() {
-        let requests = from_files(wishes.files)?;
+    if !arguments.files.is_empty() {
+        let requests = from_files(arguments.files)?;
         let what = format!("{} real requests", requests.len());
         return Ok((requests, what));
     }
-    let named = dims(wishes)?;
-    let given = wishes.dims.iter().filter_map(|text| Some(text.split_once('=')?.0));
+    let named = dims(arguments)?;
+    let given = arguments.dims.iter().filter_map(|text| Some(text.split_once('=')?.0));
     check_names(given, specs)?;
-    let filled = filled_by_server(wishes.settings);
+    let filled = filled_by_server(arguments.settings);
     let specs: Vec<&TensorSpec> =
         specs.iter().filter(|spec| !filled.contains(&spec.name)).collect();
     let mut requests: Vec<Vec<NamedTensor>> = Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn requests(
         let mut random = RandomSequence::new(loadgen::random::at(1, index as u64));
         let request: Vec<NamedTensor> = specs
             .iter()
-            .map(|spec| generate(spec, &shapes, wishes.index_max, &mut random))
+            .map(|spec| generate(spec, &shapes, arguments.index_max, &mut random))
             .collect::<Result<_>>()?;
         bytes += request.iter().map(|input| input.tensor.byte_len()).sum::<usize>();
         requests.push(request);
@@ -99,9 +99,9 @@ fn requests_with_all_shapes(named: &[(String, Vec<Vec<usize>>)]) -> usize {
 
 /// Returns the shapes by input. They are those of the caller, else those of the model's warm-up
 /// with its open sizes as 1.
-fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> {
+fn dims(arguments: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> {
     let mut named: Vec<(String, Vec<Vec<usize>>)> = Vec::new();
-    for text in wishes.dims {
+    for text in arguments.dims {
         let wanted = || Error::invalid(format!("--dims {text}: write INPUT=1x3x48x320"));
         let (name, sizes) = text.split_once('=').ok_or_else(wanted)?;
         let sizes = sizes.split(['x', ',']).map(|size| size.trim().parse::<usize>());
@@ -112,7 +112,7 @@ fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> 
             None => named.push((name.to_owned(), vec![shape])),
         }
     }
-    let warm = wishes
+    let warm = arguments
         .settings
         .get("warmup")
         .and_then(|warmup| warmup.get("dims"))
@@ -227,8 +227,9 @@ mod tests {
         let specs = [spec("x", &[None, Some(3), None]), spec("m", &[None, None])];
         let dims: Vec<String> = dims.iter().map(|text| (*text).to_owned()).collect();
         let settings: Table = settings.parse().unwrap();
-        let wishes = RequestSettings { files: &[], dims: &dims, index_max: 2, settings: &settings };
-        let (requests, _) = requests(&specs, &wishes).unwrap();
+        let arguments =
+            RequestSettings { files: &[], dims: &dims, index_max: 2, settings: &settings };
+        let (requests, _) = requests(&specs, &arguments).unwrap();
         assert_eq!(requests.len(), GENERATED_MAX);
         requests[..2].iter().flatten().map(|input| input.tensor.shape().to_vec()).collect()
     }
@@ -247,8 +248,9 @@ mod tests {
         let specs = [spec("x", &[None, Some(3)])];
         let dims = ["X=1x3".to_owned()];
         let settings = Table::new();
-        let wishes = RequestSettings { files: &[], dims: &dims, index_max: 2, settings: &settings };
-        let error = requests(&specs, &wishes).unwrap_err();
+        let arguments =
+            RequestSettings { files: &[], dims: &dims, index_max: 2, settings: &settings };
+        let error = requests(&specs, &arguments).unwrap_err();
         assert!(error.message().contains("no input \"X\"; its inputs are x"), "{error}");
     }
 

@@ -165,10 +165,10 @@ impl Model {
         {
             // The versions of an unloaded model go one after the other, stable first.
             let remaining = if self.down || self.removed { VersionRoles::default() } else { roles };
-            self.end_rollout(context, overtaken(candidate, remaining));
+            self.end_rollout(context, end_without_role(candidate, remaining));
         }
         if let (Some(stable), Some(candidate)) = (roles.stable, roles.candidate) {
-            match self.obstacle(stable, candidate) {
+            match self.stop_reason(stable, candidate) {
                 Some(reason) => {
                     self.withdraw(context, candidate, reason);
                     roles.candidate = None;
@@ -193,7 +193,7 @@ impl Model {
     }
 
     /// Returns the reason why the rollout of `candidate` cannot begin or continue, if there is one.
-    fn obstacle(&self, stable: u64, candidate: u64) -> Option<RollbackReason> {
+    fn stop_reason(&self, stable: u64, candidate: u64) -> Option<RollbackReason> {
         if let Some(message) = self.incompatibility(stable, candidate) {
             return Some(RollbackReason { kind: "signature", message });
         }
@@ -415,7 +415,7 @@ impl Model {
 }
 
 /// Returns the end of a rollout whose candidate lost its role, but not because of a limit.
-fn overtaken(candidate: u64, roles: VersionRoles) -> RolloutEnd {
+fn end_without_role(candidate: u64, roles: VersionRoles) -> RolloutEnd {
     if roles.stable == Some(candidate) {
         return RolloutEnd {
             candidate,

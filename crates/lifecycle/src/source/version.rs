@@ -145,7 +145,7 @@ pub(super) fn scan(
             return Some(VersionScan { version, dir, fingerprint, found });
         }
     };
-    let seen = memory.see(files::fingerprint(&files, |_| true), now);
+    let seen = memory.record_scan(files::fingerprint(&files, |_| true), now);
     // A little less than a poll, because timers are not exact.
     let unchanged = seen.scans >= SCANS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
     let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
@@ -167,7 +167,8 @@ impl VersionMemory {
         self.last.as_ref().is_some_and(|seen| seen.answer.is_some())
     }
 
-    fn see(&mut self, files: Fingerprint, now: Instant) -> &mut Seen {
+    /// Stores the files of a scan. Returns the state since these files were first found.
+    fn record_scan(&mut self, files: Fingerprint, now: Instant) -> &mut Seen {
         let seen = match self.last.take() {
             Some(seen) if seen.files == files => {
                 Seen { scans: seen.scans.saturating_add(1), ..seen }

@@ -77,7 +77,7 @@ impl Collection {
         }
         let state = self.read_state();
         let partial = self.is_partial(&state);
-        let unseen = state.unseen();
+        let unseen = state.unreadable_points_error();
         let mut list = IdList { partial, unseen, ..IdList::default() };
         // One more than requested shows if there are more.
         let take = max + 1;
@@ -227,7 +227,7 @@ impl Collection {
         let state = self.read_state();
         let place = |&id: &u64| match state.find(id) {
             Some(found) => Ok(Some(found)),
-            None => state.doubt(id).map_or(Ok(None), Err),
+            None => state.unknown_existence(id).map_or(Ok(None), Err),
         };
         ids.iter().map(place).collect()
     }

@@ -155,7 +155,7 @@ impl Collection {
     pub fn get(&self, id: u64) -> Result<Option<StoredPoint>> {
         let state = self.read_state();
         match state.find(id) {
-            None => state.doubt(id).map_or(Ok(None), Err),
+            None => state.unknown_existence(id).map_or(Ok(None), Err),
             Some(PointLocation::Memtable(row)) => Ok(Some(StoredPoint {
                 id,
                 embedding: row.embedding.to_vec(),

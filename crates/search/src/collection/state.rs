@@ -87,7 +87,7 @@ impl ClosedSegment {
     }
 
     /// Returns the error for a read of its points.
-    fn unseen(&self, slot: &SegmentSlot) -> Error {
+    fn unreadable_error(&self, slot: &SegmentSlot) -> Error {
         let name = CollectionFile::Segment(slot.number).name();
         let later = |why: String| {
             Error::unavailable(format!("{name} {why}")).with_retry_after(OPENING_RETRY)
@@ -188,9 +188,9 @@ impl CollectionState {
     }
 
     /// Returns the reason why some points may not be readable now.
-    pub(super) fn unseen(&self) -> Option<Error> {
+    pub(super) fn unreadable_points_error(&self) -> Option<Error> {
         let closed = |slot: &SegmentSlot| match &slot.content {
-            SegmentContent::Closed(closed) => Some(closed.unseen(slot)),
+            SegmentContent::Closed(closed) => Some(closed.unreadable_error(slot)),
             SegmentContent::Open(_) => None,
         };
         let mut errors = self.segments.iter().filter_map(closed);
@@ -223,7 +223,7 @@ impl CollectionState {
 
     /// Returns the reason why a point that [`CollectionState::find`] does not return may still
     /// exist, or `None` if it certainly does not exist.
-    pub(super) fn doubt(&self, id: u64) -> Option<Error> {
+    pub(super) fn unknown_existence(&self, id: u64) -> Option<Error> {
         if let Some(&log) = self.unknown.get(&id) {
             let name = CollectionFile::Log(log).name();
             return Some(Error::data_loss(format!(
@@ -231,7 +231,7 @@ impl CollectionState {
                  DELETE /collections/NAME/segments/{name}"
             )));
         }
-        self.doubt_of_segments(id).or_else(|| {
+        self.unknown_existence_in_segments(id).or_else(|| {
             let name = CollectionFile::Log(*self.doubtful.first()?).name();
             Some(Error::data_loss(format!(
                 "{name}: changes of unknown points are lost, {id} may be one of them; write the \
@@ -241,7 +241,7 @@ impl CollectionState {
     }
 
     /// Returns the reason why a segment that is not open or is damaged may have the point.
-    fn doubt_of_segments(&self, id: u64) -> Option<Error> {
+    fn unknown_existence_in_segments(&self, id: u64) -> Option<Error> {
         self.segments.iter().find_map(|slot| {
             let name = || CollectionFile::Segment(slot.number).name();
             match &slot.content {
@@ -261,7 +261,7 @@ impl CollectionState {
                     None
                 }
                 SegmentContent::Closed(closed) => {
-                    Some(closed.unseen(slot).context(format_args!("point {id}")))
+                    Some(closed.unreadable_error(slot).context(format_args!("point {id}")))
                 }
             }
         })

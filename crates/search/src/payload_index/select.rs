@@ -114,7 +114,7 @@ impl<'a> Evaluation<'a> {
         let mut undecided = enough(&possible);
         let mut met = RowSelection::sure(enough(&sure));
         undecided.subtract(&enough(&sure));
-        met.doubt(&undecided);
+        met.add_undecided(&undecided);
         Ok(met)
     }
 
@@ -182,7 +182,7 @@ impl<'a> Evaluation<'a> {
         };
         let is_in = |id| id < NUMBERS_MAX && slice.contains(&PointId::Number(id));
         let mut met = RowSelection::sure(of_rows(&is_in));
-        met.doubt(&of_rows(&|id| id >= NUMBERS_MAX));
+        met.add_undecided(&of_rows(&|id| id >= NUMBERS_MAX));
         if !met.is_decided() {
             self.note("slices have no index of UUIDs".to_owned());
         }
@@ -255,7 +255,7 @@ impl FieldReader<'_> {
                 null.subtract(&present);
                 let mut empty = RowSelection::sure(present).not();
                 // Null is empty, and a list of nulls is not.
-                empty.doubt(&null);
+                empty.add_undecided(&null);
                 empty
             }
             Condition::IsNull { .. } => RowSelection::sure(self.bitmap(&bitmaps.null)?),
@@ -280,9 +280,9 @@ impl FieldReader<'_> {
                 Condition::IsNull { .. } => &bitmaps.null,
                 _ => &bitmaps.bare,
             };
-            met.doubt(&self.bitmap(outside)?);
+            met.add_undecided(&self.bitmap(outside)?);
             // The index lacks the elements of a list in a list.
-            met.doubt(&self.bitmap(&bitmaps.other)?);
+            met.add_undecided(&self.bitmap(&bitmaps.other)?);
         }
         Ok(Some(met))
     }
@@ -296,10 +296,10 @@ impl FieldReader<'_> {
         let matched = self.matched(values)?;
         let mut met = RowSelection::sure(matched.rows);
         if matched.long {
-            met.doubt(&self.bitmap(&self.field.bitmaps.long)?);
+            met.add_undecided(&self.bitmap(&self.field.bitmaps.long)?);
         }
         if matched.other {
-            met.doubt(&self.bitmap(&self.field.bitmaps.other)?);
+            met.add_undecided(&self.bitmap(&self.field.bitmaps.other)?);
         }
         Ok(met)
     }
@@ -361,7 +361,7 @@ impl FieldReader<'_> {
             rows.unite(&long)
         }
         let mut met = RowSelection::sure(rows);
-        met.doubt(&undecided);
+        met.add_undecided(&undecided);
         Ok(met)
     }
 
@@ -408,7 +408,7 @@ impl FieldReader<'_> {
         let mut border = self.floats_within(range, RangeBorder::Within)?;
         border.subtract(&inner);
         let mut met = RowSelection::sure(inner);
-        met.doubt(&border);
+        met.add_undecided(&border);
         Ok(met)
     }
 

@@ -25,7 +25,7 @@ impl RowSelection {
     }
 
     /// Makes the rows of `rows` undecided.
-    pub(crate) fn doubt(&mut self, rows: &RowSet) {
+    pub(crate) fn add_undecided(&mut self, rows: &RowSet) {
         if rows.is_empty() {
             return;
         }
@@ -112,7 +112,7 @@ mod tests {
         let mut selection = RowSelection::sure(rows(2));
         let mut undecided = rows(1);
         undecided.subtract(&rows(2));
-        selection.doubt(&undecided);
+        selection.add_undecided(&undecided);
         selection
     }
 

@@ -32,7 +32,9 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
         };
         let paced = |named: &NamedCollection| named.collection().flush_oldest();
         match priority {
-            Priority::Background => repeat(&flushing, BackgroundTask::Flush, paced, relieve),
+            Priority::Background => {
+                repeat(&flushing, BackgroundTask::Flush, paced, freeze_if_memory_is_short)
+            }
             // Writers wait while a memtable is frozen, so this needs ordinary priority.
             _ => repeat(&flushing, BackgroundTask::Flush, escalated, freeze_quiet),
         }
@@ -116,7 +118,7 @@ fn freeze_quiet(core: &RegistryCore) -> bool {
 /// Freezes the memtable of the collection with the most unflushed points if memory is short.
 /// Otherwise many small collections could fill the memory with points that none of them flushes.
 /// Returns true if it froze one.
-fn relieve(core: &RegistryCore) -> bool {
+fn freeze_if_memory_is_short(core: &RegistryCore) -> bool {
     let budget = core.resources.budget();
     // Cached blocks count as free. Otherwise a full cache would cause a flush of every few points.
     if !budget.is_short() {
@@ -194,8 +196,8 @@ mod tests {
         assert!(named.collection().unflushed_bytes() >= RELIEF_BYTES_MIN);
         let budget = core.resources.budget();
         let _rest = budget.reserve(budget.free() - 1000, "other data").unwrap();
-        assert!(relieve(&core));
-        assert!(!relieve(&core), "a frozen memtable waits already");
+        assert!(freeze_if_memory_is_short(&core));
+        assert!(!freeze_if_memory_is_short(&core), "a frozen memtable waits already");
     }
 
     #[test]
@@ -226,7 +228,7 @@ mod tests {
         let budget = core.resources.budget();
         let relieved = || {
             let _rest = budget.reserve(budget.free() - 1000, "other data").unwrap();
-            relieve(&core)
+            freeze_if_memory_is_short(&core)
         };
         add(0);
         assert!(!relieved(), "a flush of few points would not help");

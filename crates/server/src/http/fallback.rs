@@ -32,8 +32,8 @@ pub(super) async fn unknown(Extension(surface): Extension<Surface>, uri: Uri) ->
 /// Answers 405, with the request that the client most likely meant.
 pub(super) async fn wrong_method(method: http::Method, uri: Uri) -> Reply {
     let path = uri.path();
-    let advice = match meant(&method, path) {
-        Some(meant) => format!("; did you mean {meant}?"),
+    let advice = match likely_request(&method, path) {
+        Some(likely) => format!("; did you mean {likely}?"),
         // A browser asks so before a page of another origin may call.
         None if method == http::Method::OPTIONS => {
             "; to let pages of another origin call this server, start it with --cors ORIGIN"
@@ -46,7 +46,7 @@ pub(super) async fn wrong_method(method: http::Method, uri: Uri) -> Reply {
 }
 
 /// Returns the request that a client most likely meant. `path` does not accept `method`.
-fn meant(method: &http::Method, path: &str) -> Option<String> {
+fn likely_request(method: &http::Method, path: &str) -> Option<String> {
     let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
     match (method.as_str(), segments.as_slice()) {
         ("POST", ["v2", "models", _] | ["v2", "models", _, "versions", _]) => {
