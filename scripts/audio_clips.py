@@ -45,7 +45,7 @@ def announcements(to: pathlib.Path) -> float:
 
 
 def meeting(wheels: pathlib.Path, to: pathlib.Path) -> float:
-    """Writes the meeting and its labels; returns its seconds."""
+    """Writes the meeting and its labels. Returns its seconds."""
     (wheel,) = wheels.glob("pyannote_audio-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (to / "meeting.rttm").write_bytes(archive.read(f"{MEETING}.rttm"))

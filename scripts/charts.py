@@ -56,7 +56,7 @@ def p999(report: dict, arm: str) -> float:
 
 
 def swap_chart(reports: dict[str, dict]) -> str:
-    """Heap, Millpond and control of every engine."""
+    """Draws heap, Millpond and control of every engine."""
     groups = {
         f"{ENGINES[engine]}, {size(report)}, {report['setting']['rate_rps']:.0f} requests/s": [
             Bar(label, p999(report, arm), colour) for arm, (label, colour) in ARMS.items()
@@ -67,7 +67,7 @@ def swap_chart(reports: dict[str, dict]) -> str:
 
 
 def variants_chart(reports: dict[str, dict]) -> str:
-    """Kinds of swaps of every engine."""
+    """Draws the kinds of swaps of every engine."""
     groups = {}
     for engine, report in reports.items():
         arms = [arm for arm in VARIANTS if arm in report["arms"]]
@@ -78,7 +78,7 @@ def variants_chart(reports: dict[str, dict]) -> str:
 
 
 def load_chart(reports: dict[str, dict]) -> str:
-    """Time of a load, whole and of a changed tenth."""
+    """Draws the time of a load, whole and of a changed tenth."""
     groups = {}
     for engine, report in reports.items():
         arms = {"heap": "heap, as the engine loads", "pool": "Millpond, all parameters", "delta10": "Millpond, a tenth changed"}
@@ -119,7 +119,7 @@ def draw(title: str, groups: dict[str, list[Bar]], note: str) -> str:
 
 
 def rounded(value: float) -> str:
-    """Three significant digits."""
+    """Returns the number with three significant digits."""
     digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:.{digits}f}"
 

@@ -211,7 +211,7 @@ def keras_model():
 
 
 def version_1(to, vocabulary):
-    """Half plus two with ref variables, as TensorFlow Serving's example of version 1, and with a table."""
+    """Writes half plus two with ref variables, as TensorFlow Serving's example of version 1, and with a table."""
     with tf.Graph().as_default(), v1.Session() as session:
         a = v1.Variable([0.5], name="a", use_resource=False)
         b = v1.Variable([2.0], name="b", use_resource=False)
@@ -240,7 +240,7 @@ def version_1(to, vocabulary):
 
 
 def version_1_counter(to):
-    """TensorFlow Serving's saved_model_counter: signatures that assign to a ref variable."""
+    """Writes TensorFlow Serving's saved_model_counter: signatures that assign to a ref variable."""
     with tf.Graph().as_default(), v1.Session() as session:
         counter = v1.Variable(0.0, name="counter", use_resource=False)
         delta = v1.placeholder(tf.float32, [], name="delta")
@@ -264,7 +264,7 @@ def version_1_counter(to):
 
 
 def version_1_total(to):
-    """A signature that assigns to a ref variable and then reads it."""
+    """Writes a signature that assigns to a ref variable and then reads it."""
     with tf.Graph().as_default(), v1.Session() as session:
         total = v1.Variable(0.0, name="total", use_resource=False)
         kept = v1.Variable(tf.ones([2048]), name="kept", use_resource=False)
@@ -279,7 +279,7 @@ def version_1_total(to):
 
 
 def initialised_counter(to):
-    """An initialisation that adds to a variable."""
+    """Writes an initialisation that adds to a variable."""
     with tf.Graph().as_default(), v1.Session() as session:
         starts = v1.Variable(1.0, name="starts", use_resource=True)
         x = v1.placeholder(tf.float32, [], name="x")
@@ -294,7 +294,7 @@ def initialised_counter(to):
 
 
 def frozen(to):
-    """A large constant instead of a variable."""
+    """Writes a large constant instead of a variable."""
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None], name="x")
         w = tf.constant(np.arange(1 << 19, dtype="f"), name="w")
@@ -302,7 +302,7 @@ def frozen(to):
 
 
 def sparse(to):
-    """One signature with a sparse tensor beside a plain one."""
+    """Writes one signature with a sparse tensor beside a plain one."""
     def edit(meta):
         signature = meta.signature_def["sparse"]
         signature.CopyFrom(meta.signature_def["serving_default"])
@@ -317,7 +317,7 @@ def sparse(to):
 
 
 def unknown(to):
-    """An operator that this TensorFlow does not have."""
+    """Writes an operator that this TensorFlow does not have."""
     def edit(meta):
         next(node for node in meta.graph_def.node if node.op == "Neg").op = "NegOfTheFuture"
 

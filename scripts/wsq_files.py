@@ -36,7 +36,7 @@ CODED = 60
 
 
 def ridges(width: int, height: int, noise: float) -> numpy.ndarray:
-    """A whorl of ridges 9 pixels apart on a light ground, with noise."""
+    """Returns a whorl of ridges 9 pixels apart on a light ground, with noise."""
     random = numpy.random.default_rng(width)
     y, x = numpy.mgrid[0:height, 0:width].astype(float)
     right, down = x - width * 0.48, y - height * 0.55
@@ -71,7 +71,7 @@ class Band:
 
 
 def tree(width: int, height: int) -> tuple[list[Band], list[Band]]:
-    """The rectangles that are split, the whole image first, and the 64 subbands in the order of the file."""
+    """Returns the rectangles that are split, the whole image first, and the 64 subbands in the order of the file."""
     image = Band((0, width), (0, height))
     low, right, lower, diagonal = image.quarters()
     low_low, low_right, low_lower, low_diagonal = low.quarters()
@@ -127,7 +127,7 @@ def transform(pixels: numpy.ndarray, filters, splits: list[Band]) -> numpy.ndarr
 
 
 def decimal(value: float, digits_max: int) -> tuple[int, int]:
-    """A number as its digits and the count of those after the point."""
+    """Returns a number as its digits and the count of those after the point."""
     for places in range(12, -1, -1):
         digits = round(abs(value) * 10**places)
         if digits <= digits_max:
@@ -144,7 +144,7 @@ def scaled(value: float) -> bytes:
 
 
 def symbols_of(indices: numpy.ndarray) -> list[tuple[int, int, int]]:
-    """Symbols with their extra bits: (symbol, value, number of bits)."""
+    """Returns symbols with their extra bits: (symbol, value, number of bits)."""
     symbols, zeros = [], 0
 
     def run(zeros):
@@ -175,7 +175,7 @@ def symbols_of(indices: numpy.ndarray) -> list[tuple[int, int, int]]:
 
 
 def code_lengths(counts: dict[int, int]) -> dict[int, int]:
-    """Huffman code lengths of at most 16 bits. The code of all ones stays unused."""
+    """Returns Huffman code lengths of at most 16 bits. The code of all ones stays unused."""
     while True:
         # The entry -1 gets the code of all ones.
         heap = [(count, symbol, [symbol]) for symbol, count in {**counts, -1: 0}.items()]
@@ -263,7 +263,7 @@ def encode(pixels: numpy.ndarray, step: float, filters=FILTERS_9_7, restart=0, d
 
 
 def reference(file: bytes) -> numpy.ndarray:
-    """Pixels of NIST's decoder."""
+    """Returns the pixels of NIST's decoder."""
     import _wsq
 
     pixels, width, height, _ = _wsq.decompress(file)
@@ -277,7 +277,7 @@ def nist_encoded(pixels: numpy.ndarray) -> bytes:
 
 
 def tagged(record_type: int, fields: list[tuple[int, bytes]]) -> bytes:
-    """A record with tags. Its first field is its length, which counts its own digits."""
+    """Returns a record with tags. Its first field is its length, which counts its own digits."""
     body = b"".join(b"\x1d%d.%03d:%b" % (record_type, number, value) for number, value in fields) + b"\x1c"
     for digits in range(1, 9):
         head = b"%d.001:" % record_type
@@ -288,7 +288,7 @@ def tagged(record_type: int, fields: list[tuple[int, bytes]]) -> bytes:
 
 
 def card(wsq: bytes, size: tuple[int, int]) -> bytes:
-    """A file with a record of made-up text and three images: WSQ (type 14), bare (type 4), PNG (type 14)."""
+    """Returns a file with a record of made-up text and three images: WSQ (type 14), bare (type 4), PNG (type 14)."""
     bare = ridges(24, 20, 4)
     png = io.BytesIO()
     Image.fromarray(ridges(33, 21, 0)).save(png, "png")

@@ -40,29 +40,29 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def tensor_of_empty_strings(count: int) -> bytes:
-    """A ModelInferRequest with one input whose contents are `count` empty strings."""
+    """Returns a ModelInferRequest with one input whose contents are `count` empty strings."""
     contents = b"\x42\x00" * count
     tensor = field(1, b"x") + field(2, b"BYTES") + b"\x1a" + varint(len(varint(count))) + varint(count) + field(5, contents)
     return field(1, b"half_plus_two") + field(5, tensor)
 
 
 def empty_inputs(count: int) -> bytes:
-    """A ModelInferRequest of `count` empty inputs."""
+    """Returns a ModelInferRequest of `count` empty inputs."""
     return field(1, b"half_plus_two") + b"\x2a\x00" * count
 
 
 def empty_parameters(count: int) -> bytes:
-    """A ModelInferRequest of `count` parameters without a name."""
+    """Returns a ModelInferRequest of `count` parameters without a name."""
     return field(1, b"half_plus_two") + b"\x22\x00" * count
 
 
 def empty_raw_contents(count: int) -> bytes:
-    """A ModelInferRequest of `count` empty raw contents."""
+    """Returns a ModelInferRequest of `count` empty raw contents."""
     return field(1, b"half_plus_two") + b"\x3a\x00" * count
 
 
 def empty_dims(count: int) -> bytes:
-    """A PredictRequest with one tensor of `count` dimensions."""
+    """Returns a PredictRequest with one tensor of `count` dimensions."""
     tensor = field(2, b"\x12\x00" * count)
     return field(1, field(1, b"half_plus_two")) + field(2, field(1, b"x") + field(2, tensor))
 
@@ -72,7 +72,7 @@ def empty_dims(count: int) -> bytes:
 
 @functools.cache
 def json_tensor(elements: int) -> bytes:
-    """An inference request of `elements` numbers, compressed with gzip: two bytes each before that."""
+    """Returns an inference request of `elements` numbers, compressed with gzip. Each takes two bytes before that."""
     out = io.BytesIO()
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=6, mtime=0) as stream:
         stream.write(b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%d],"data":[' % elements)
@@ -86,7 +86,7 @@ def json_tensor(elements: int) -> bytes:
 
 @functools.cache
 def json_instances(elements: int) -> bytes:
-    """The same for TensorFlow Serving's API."""
+    """Returns a predict request of `elements` numbers for TensorFlow Serving's API, compressed with gzip."""
     body = b'{"instances":[' + b"1," * (elements - 1) + b"1]}"
     return gzip.compress(body, 6, mtime=0)
 
@@ -96,7 +96,7 @@ def json_deep(depth: int) -> bytes:
 
 
 def qdrant_points(elements: int) -> bytes:
-    """An upsert of one point whose vector has `elements` numbers."""
+    """Returns an upsert of one point whose vector has `elements` numbers."""
     body = b'{"points":[{"id":1,"vector":[' + b"1," * (elements - 1) + b"1]}]}"
     return gzip.compress(body, 6, mtime=0)
 
@@ -117,7 +117,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 @functools.cache
 def zeros(length: int) -> bytes:
-    """`length` zero bytes, compressed with zlib."""
+    """Returns `length` zero bytes, compressed with zlib."""
     stream, block, out = zlib.compressobj(9), bytes(MIB), []
     for _ in range(length // MIB):
         out.append(stream.compress(block))
@@ -133,7 +133,7 @@ def png(width: int, height: int, depth: int = 8, colour: int = 2, extra: bytes =
 
 
 def png_profile(inflated: int) -> bytes:
-    """A small image with a colour profile that unpacks to `inflated` bytes."""
+    """Returns a small PNG image with a colour profile that unpacks to `inflated` bytes."""
     return png(8, 8, extra=chunk(b"iCCP", b"p\0\0" + zeros(inflated)))
 
 
@@ -146,18 +146,18 @@ def png_international_text(inflated: int) -> bytes:
 
 
 def png_large(side: int) -> bytes:
-    """Square, 16 bits a channel, with alpha: eight bytes a pixel."""
+    """Returns a square PNG image of 16 bits a channel with alpha, which has eight bytes a pixel."""
     row = 1 + side * 8
     return png(side, side, depth=16, colour=6, pixels=zeros(row * side // MIB * MIB + MIB))
 
 
 def bmp_huge() -> bytes:
-    """A header of 2^31 pixels a side."""
+    """Returns the header of a BMP image of 2^31 pixels a side."""
     return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 2**31 - 1, 2**31 - 1, 1, 24, 0, 0, 0, 0, 0, 0)
 
 
 def tiff_huge() -> bytes:
-    """A header that announces 2^32 - 1 strips."""
+    """Returns the header of a TIFF image that announces 2^32 - 1 strips."""
     entries = [(256, 4, 1, 65_000), (257, 4, 1, 65_000), (258, 3, 1, 8), (262, 3, 1, 1), (273, 4, 2**32 - 1, 8), (278, 4, 1, 1), (279, 4, 2**32 - 1, 8)]
     body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
     return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(entries)) + body + bytes(4)
@@ -175,7 +175,7 @@ def zip_of(name: str, inflated: int) -> bytes:
 
 
 def wave_lie() -> bytes:
-    """A header that announces 4 GiB of sound, without any sound."""
+    """Returns the header of a WAVE file that announces 4 GiB of sound, without any sound."""
     return b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 65535, 192_000, 2**31, 4, 16) + b"data\xff\xff\xff\xff"
 
 

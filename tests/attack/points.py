@@ -94,7 +94,7 @@ class Writers:
             thread.start()
 
     def run(self, url: str, ledger: Ledger, first: int, step: int) -> None:
-        """Each writer has its own ids, so that the order of values is known."""
+        """Runs one writer. Each writer has its own ids, so that the order of values is known."""
         rng, point = random.Random(first), first
         while not self.stopped.is_set():
             new = [point + step * number for number in range(BATCH)]

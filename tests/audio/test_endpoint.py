@@ -136,7 +136,7 @@ def test_mistakes_are_refused(server):
 
 
 def test_each_request_starts_from_the_state_as_loaded(server):
-    """Plain requests have no streams: each starts from the state as loaded."""
+    """Plain requests have no streams, so each starts from the state as loaded."""
     frame = read(MEETING)[160_000:160_512].tolist()
     tensors = [
         {"name": "x", "datatype": "FP32", "shape": [1, 512], "data": frame},

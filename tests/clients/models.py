@@ -48,7 +48,7 @@ def constant(name: str, array: np.ndarray) -> onnx.TensorProto:
 
 
 def half_plus_two(path: pathlib.Path) -> pathlib.Path:
-    """TensorFlow Serving's example: y = x / 2 + 2, with rank 1, so that its documented curl call works unchanged."""
+    """Saves TensorFlow Serving's example x / 2 + 2. It has rank 1, so that the documented curl call works unchanged."""
     return save(
         path,
         [helper.make_node("Mul", ["x", "a"], ["ax"]), helper.make_node("Add", ["ax", "b"], ["y"])],
@@ -59,7 +59,7 @@ def half_plus_two(path: pathlib.Path) -> pathlib.Path:
 
 
 def strings(path: pathlib.Path) -> pathlib.Path:
-    """Strings in and out, of any shape [n, 2]."""
+    """Saves a model with strings in and out, of any shape [n, 2]."""
     return save(
         path,
         [helper.make_node("Identity", ["text"], ["same"])],
@@ -69,7 +69,7 @@ def strings(path: pathlib.Path) -> pathlib.Path:
 
 
 def half_precision(path: pathlib.Path) -> pathlib.Path:
-    """float16 in and out."""
+    """Saves a model with float16 in and out."""
     return save(
         path,
         [helper.make_node("Mul", ["x", "scale"], ["y"])],
@@ -80,7 +80,7 @@ def half_precision(path: pathlib.Path) -> pathlib.Path:
 
 
 def brain_float(path: pathlib.Path) -> pathlib.Path:
-    """bfloat16 in and out, and the same as float32."""
+    """Saves a model with bfloat16 in and out, and the same as float32."""
     return save(
         path,
         [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT)],
@@ -105,7 +105,7 @@ def gather(path: pathlib.Path) -> pathlib.Path:
 
 
 def external_gather(path: pathlib.Path) -> pathlib.Path:
-    """The same with its table in a second file, as large models have it. `path` is the directory."""
+    """Saves the model of `gather` with its table in a second file, as large models have it. `path` is the directory."""
     model = onnx.load(gather(path.parent / "embedded" / f"{path.name}.onnx"))
     path.mkdir(parents=True, exist_ok=True)
     onnx.save(model, path / "model.onnx", save_as_external_data=True, location="table.data", size_threshold=1024)
@@ -113,7 +113,7 @@ def external_gather(path: pathlib.Path) -> pathlib.Path:
 
 
 def symbolic(path: pathlib.Path) -> pathlib.Path:
-    """Two inputs that share a symbolic batch, two outputs of different rank."""
+    """Saves a model of two inputs that share a symbolic batch, two outputs of different rank."""
     return save(
         path,
         [
@@ -128,7 +128,7 @@ def symbolic(path: pathlib.Path) -> pathlib.Path:
 
 
 def unnamed_batches(path: pathlib.Path) -> pathlib.Path:
-    """Two inputs joined item by item. The batch has another name in each, as tf2onnx writes it."""
+    """Saves a model of two inputs joined item by item. The batch has another name in each, as tf2onnx writes it."""
     return save(
         path,
         [helper.make_node("Concat", ["uid", "price"], ["joined"], axis=1)],
@@ -153,7 +153,7 @@ PLAIN_TYPES = {
 
 
 def every_type(path: pathlib.Path) -> pathlib.Path:
-    """One input and one output of each plain element type."""
+    """Saves a model with one input and one output of each plain element type."""
     return save(
         path,
         [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in PLAIN_TYPES],
@@ -167,7 +167,7 @@ SPIN_ROUNDS_MAX = 20_000
 
 
 def spin(path: pathlib.Path) -> pathlib.Path:
-    """A slow model: `rounds` matrix products of SPIN_WIDTH squared, one after another."""
+    """Saves a slow model: `rounds` matrix products of SPIN_WIDTH squared, one after another."""
     body = helper.make_graph(
         [
             helper.make_node("MatMul", ["state", "weights"], ["next"]),
@@ -202,8 +202,10 @@ def spin(path: pathlib.Path) -> pathlib.Path:
 
 
 def stamped(path: pathlib.Path, version: int, megabytes: float = 4) -> pathlib.Path:
-    """y = x + version. The version fills a table of the given size and is read from its end, so an answer shows the
-    version that its bytes came from."""
+    """Saves the model y = x + version.
+
+    The version fills a table of the given size and is read from its end. So an answer shows the version that its bytes
+    came from."""
     rows = int(megabytes * 1e6 / 4 / 64)
     return save(
         path,
@@ -343,7 +345,7 @@ class Reference:
 
 
 def brain_value(array: np.ndarray) -> onnxruntime.OrtValue:
-    """numpy has no bfloat16, so ONNX Runtime gets the bits and the type."""
+    """Returns an input of bfloat16. numpy has no such type, so ONNX Runtime gets the bits and the type."""
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
 
 

@@ -36,7 +36,7 @@ def _version_1(path: pathlib.Path, build) -> pathlib.Path:
 
 
 def half_plus(path: pathlib.Path, addend: float = 2.0) -> pathlib.Path:
-    """y = x / 2 + addend with signatures of all methods and variables of TensorFlow 1, as TensorFlow Serving's example."""
+    """Saves TensorFlow Serving's example x / 2 + addend, with signatures of all methods and variables of TensorFlow 1."""
 
     def build():
         half = tf1.Variable(0.5, name="a", use_resource=False)
@@ -72,7 +72,10 @@ def half_plus(path: pathlib.Path, addend: float = 2.0) -> pathlib.Path:
 
 
 def estimator(path: pathlib.Path) -> pathlib.Path:
-    """A wide model in an estimator's style: hashed and numeric columns from tf.Example; classes with their labels."""
+    """Saves a wide model in an estimator's style.
+
+    It has hashed and numeric columns from tf.Example, and classes with their labels.
+    """
 
     def build():
         serialized = tf1.placeholder(tf.string, [None], name="input_example_tensor")
@@ -105,7 +108,7 @@ def estimator(path: pathlib.Path) -> pathlib.Path:
 
 
 def labels(path: pathlib.Path) -> pathlib.Path:
-    """Classes whose labels are a feature of the example, of any bytes."""
+    """Saves a model of classes whose labels are a feature of the example, of any bytes."""
 
     def build():
         serialized = tf1.placeholder(tf.string, [None])
@@ -118,7 +121,7 @@ def labels(path: pathlib.Path) -> pathlib.Path:
 
 
 def vocabulary(path: pathlib.Path) -> pathlib.Path:
-    """A table that is filled from an asset, and an embedding of its ids."""
+    """Saves a table that is filled from an asset, and an embedding of its ids."""
     words = path.parent / "words.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     words.write_text("red\ngreen\nblue\n")
@@ -145,7 +148,7 @@ def vocabulary(path: pathlib.Path) -> pathlib.Path:
 
 
 def mutable_table(path: pathlib.Path) -> pathlib.Path:
-    """A table whose content is in the checkpoint, beside a variable."""
+    """Saves a table whose content is in the checkpoint, beside a variable."""
 
     class Lookup(tf.Module):
         def __init__(self):
@@ -163,7 +166,7 @@ def mutable_table(path: pathlib.Path) -> pathlib.Path:
 
 
 def keras_preprocessing(path: pathlib.Path) -> pathlib.Path:
-    """A Keras model with StringLookup and Normalization, exported by Keras."""
+    """Saves a Keras model with StringLookup and Normalization, exported by Keras."""
     colour = keras.Input((1,), dtype="string", name="colour")
     price = keras.Input((1,), dtype="float32", name="price")
     lookup = keras.layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
@@ -178,7 +181,7 @@ def keras_preprocessing(path: pathlib.Path) -> pathlib.Path:
 
 
 def recommender(path: pathlib.Path, buckets: int = BUCKETS) -> pathlib.Path:
-    """26 string features, each hashed into an embedding table of its own, and a small network."""
+    """Saves a model of 26 string features, each hashed into an embedding table of its own, and a small network."""
 
     class Recommender(tf.Module):
         def __init__(self):
@@ -203,7 +206,7 @@ def recommender(path: pathlib.Path, buckets: int = BUCKETS) -> pathlib.Path:
 
 
 def product(path: pathlib.Path) -> pathlib.Path:
-    """y = v1 * v2 * x for an input of any rank, from tf.train.Checkpoint."""
+    """Saves the model y = v1 * v2 * x for an input of any rank, from tf.train.Checkpoint."""
     root = tf.train.Checkpoint()
     root.v1 = tf.Variable(3.0)
     root.v2 = tf.Variable(2.0)
@@ -212,7 +215,7 @@ def product(path: pathlib.Path) -> pathlib.Path:
 
 
 def two_signatures(path: pathlib.Path) -> pathlib.Path:
-    """Two signatures that answer 1 and 2."""
+    """Saves a model with two signatures that answer 1 and 2."""
     root = tf.Module()
     root.f = tf.function(lambda x: {"y": tf.ones_like(x)}, input_signature=[tf.TensorSpec(None, tf.float32, name="x")])
     root.g = tf.function(lambda x: {"y": 2 * tf.ones_like(x)}, input_signature=[tf.TensorSpec(None, tf.float32, name="x")])
@@ -220,7 +223,7 @@ def two_signatures(path: pathlib.Path) -> pathlib.Path:
 
 
 def placed_on_gpu(path: pathlib.Path) -> pathlib.Path:
-    """A graph of TensorFlow 1 whose operations are placed on a GPU, as a trainer with GPUs exports it."""
+    """Saves a graph of TensorFlow 1 whose operations are placed on a GPU, as a trainer with GPUs exports it."""
 
     def build():
         x = tf1.placeholder(tf.float32, [None, 1])
@@ -238,7 +241,7 @@ def placed_on_gpu(path: pathlib.Path) -> pathlib.Path:
 
 
 def running_total(path: pathlib.Path) -> pathlib.Path:
-    """A graph of TensorFlow 1 that adds to a variable, and then reads it as programs usually do."""
+    """Saves a graph of TensorFlow 1 that adds to a variable, and then reads it as programs usually do."""
 
     def build():
         x = tf1.placeholder(tf.float32, [])
@@ -251,7 +254,7 @@ def running_total(path: pathlib.Path) -> pathlib.Path:
 
 
 def keras_sequential(path: pathlib.Path) -> pathlib.Path:
-    """A Keras Sequential model saved by tf.saved_model.save: the identity."""
+    """Saves a Keras Sequential model, the identity, by tf.saved_model.save."""
     model = keras.Sequential([keras.Input((1,), dtype="float32", name="x"), keras.layers.Identity(name="y")])
 
     @tf.function(input_signature=[tf.TensorSpec([None, 1], tf.float32, name="x")])
@@ -262,7 +265,7 @@ def keras_sequential(path: pathlib.Path) -> pathlib.Path:
 
 
 def counter(path: pathlib.Path) -> pathlib.Path:
-    """A variable that requests change."""
+    """Saves a model with a variable that requests change."""
 
     class Counter(tf.Module):
         def __init__(self):
@@ -282,7 +285,7 @@ def counter(path: pathlib.Path) -> pathlib.Path:
 
 
 def ragged_default(path: pathlib.Path) -> pathlib.Path:
-    """A default signature with a ragged output, which cannot be served, beside one that changes a variable."""
+    """Saves a default signature with a ragged output, which cannot be served, beside one that changes a variable."""
 
     class Ragged(tf.Module):
         def __init__(self):
@@ -302,7 +305,7 @@ def ragged_default(path: pathlib.Path) -> pathlib.Path:
 
 
 def types(path: pathlib.Path) -> pathlib.Path:
-    """One input and one output of each type that Python can send."""
+    """Saves a model with one input and one output of each type that Python can send."""
     kinds = [tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
     kinds += [tf.bool, tf.string, tf.float16, tf.bfloat16, tf.complex64, tf.complex128]
     module = tf.Module()
@@ -312,7 +315,7 @@ def types(path: pathlib.Path) -> pathlib.Path:
 
 
 def bytes_out(path: pathlib.Path) -> pathlib.Path:
-    """Binary strings in and out, as images are sent."""
+    """Saves a model with binary strings in and out, as images are sent."""
     module = tf.Module()
     module.f = tf.function(
         lambda image_bytes: {"copy_bytes": image_bytes, "length": tf.strings.length(image_bytes)},
@@ -322,7 +325,7 @@ def bytes_out(path: pathlib.Path) -> pathlib.Path:
 
 
 def check_fails(path: pathlib.Path) -> pathlib.Path:
-    """Refuses values above 10 by an assertion of the graph."""
+    """Saves a model that refuses values above 10 by an assertion of the graph."""
     module = tf.Module()
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
@@ -335,7 +338,7 @@ def check_fails(path: pathlib.Path) -> pathlib.Path:
 
 
 def aborts(path: pathlib.Path) -> pathlib.Path:
-    """Ends its process at a value above 10, as a failed CHECK in TensorFlow does."""
+    """Saves a model that ends its process at a value above 10, as a failed CHECK in TensorFlow does."""
     module = tf.Module()
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
