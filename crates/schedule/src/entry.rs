@@ -33,6 +33,16 @@ pub(crate) struct Entry {
     pub(crate) finish: Finish,
 }
 
+/// Fields of an [`Entry`] that differ between the parts of a request.
+struct EntryPart {
+    inputs: Vec<NamedTensor>,
+    outputs: Vec<Arc<str>>,
+    cancelled: Arc<AtomicBool>,
+    batch_key: Option<BatchKey>,
+    items: usize,
+    finish: Finish,
+}
+
 /// An expired or cancelled entry, and the reason.
 pub(crate) type ExpiredEntry = (Entry, Error);
 
@@ -44,7 +54,7 @@ pub(crate) enum Finish {
 }
 
 impl Entry {
-    /// Builds the entries of a job: one, or several if it has more items than a batch may have.
+    /// Builds the entries of a job. There are several if it has more items than a batch may have.
     ///
     /// # Errors
     /// `InvalidArgument` if there are too many items for the parts, or an input that the server
@@ -66,56 +76,49 @@ impl Entry {
         let max = options.max_batch;
         let key = batch_key.as_ref().map_or(0, BatchKey::key);
         let servable = job.servable.clone();
-        let part = move |inputs, outputs, cancelled, batch_key, items, finish| Entry {
+        let entry = move |part: EntryPart| Entry {
             servable: servable.clone(),
-            inputs,
-            outputs,
+            inputs: part.inputs,
+            outputs: part.outputs,
             deadline: job.deadline,
-            cancelled,
+            cancelled: part.cancelled,
             submitted: now,
             level,
-            batch_key,
+            batch_key: part.batch_key,
             key,
-            items,
+            items: part.items,
             lingered: None,
             wait: QueueWait::default(),
-            finish,
+            finish: part.finish,
+        };
+        let whole = |job: Job, batch_key: Option<BatchKey>, items: usize| EntryPart {
+            inputs: job.inputs,
+            outputs: job.outputs,
+            cancelled: job.cancelled,
+            batch_key,
+            items,
+            finish: Finish::Whole(job.done),
         };
         if runs_whole(&job.servable, items) {
-            return Ok(vec![part(
-                job.inputs,
-                job.outputs,
-                job.cancelled,
-                batch_key,
-                items,
-                Finish::Whole(job.done),
-            )]);
+            return Ok(vec![entry(whole(job, batch_key, items))]);
         }
         let Ok(pieces) = pieces(job.servable.plan(), &job.inputs, items, max) else {
             // It cannot be split, so it runs whole.
-            return Ok(vec![part(
-                job.inputs,
-                job.outputs,
-                job.cancelled,
-                None,
-                1,
-                Finish::Whole(job.done),
-            )]);
+            return Ok(vec![entry(whole(job, None, 1))]);
         };
         let counts = pieces.iter().map(|(_, count)| *count).collect();
         let rejoin = Arc::new(Rejoin::new(counts, job.inputs, job.outputs.clone(), job.done));
-        let entry = |(index, (inputs, count))| {
-            let finish = Finish::Part(rejoin.clone(), index);
-            part(
+        let piece = |(index, (inputs, items))| {
+            entry(EntryPart {
                 inputs,
-                job.outputs.clone(),
-                job.cancelled.clone(),
-                batch_key.clone(),
-                count,
-                finish,
-            )
+                outputs: job.outputs.clone(),
+                cancelled: job.cancelled.clone(),
+                batch_key: batch_key.clone(),
+                items,
+                finish: Finish::Part(rejoin.clone(), index),
+            })
         };
-        Ok(pieces.into_iter().enumerate().map(entry).collect())
+        Ok(pieces.into_iter().enumerate().map(piece).collect())
     }
 
     /// Returns true for one entry of each request, so that a request in parts counts once.
