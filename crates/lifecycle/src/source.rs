@@ -92,7 +92,7 @@ enum ScanCall {
     Canonical(Option<PathBuf>),
 }
 
-/// Scans the directories and remembers earlier scans.
+/// Scanner of the directories, with the results of earlier scans.
 pub(crate) struct Scanner {
     configured: Arc<ArcSwap<ConfigSet>>,
     poll: Duration,

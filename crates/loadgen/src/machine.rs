@@ -131,7 +131,7 @@ impl std::fmt::Display for RunContext {
     }
 }
 
-/// Watches the machine until [`NoiseWatch::end`].
+/// Watch of the machine until [`NoiseWatch::end`].
 #[derive(Debug)]
 pub struct NoiseWatch {
     start: Instant,

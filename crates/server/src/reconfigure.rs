@@ -63,7 +63,7 @@ enum ReplaceOutcome {
     Refused,
 }
 
-/// Replaces the models that are served.
+/// Handle that replaces the models that are served.
 pub(crate) struct ModelConfigurator {
     lifecycle: Arc<Lifecycle>,
     metrics: Arc<Metrics>,

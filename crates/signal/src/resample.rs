@@ -23,7 +23,8 @@ pub enum Channel {
     Only(usize),
 }
 
-/// Mixes to one channel and changes the rate, block by block. Holds two seconds at most.
+/// Converter that mixes to one channel and changes the rate, block by block. It holds two seconds
+/// at most.
 ///
 /// # Example: a second of stereo at 16 kHz as mono at 8 kHz
 /// ```

@@ -37,7 +37,7 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 static CHANGES: Mutex<()> = Mutex::new(());
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Guards a mapping until it is dropped, which must happen before the mapping is.
+/// Guard of a mapping. It must be dropped before the mapping.
 #[derive(Debug)]
 pub(crate) struct Guard {
     place: Option<usize>,

@@ -20,7 +20,7 @@ use crate::span::Trace;
 /// Longest wait of a shutdown for room in the queue, and then for the last exports.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Traces requests and loads.
+/// Source of the traces of requests and loads.
 pub struct Tracer {
     rates: ArcSwap<RatesWithMax>,
     ids: IdSource,

@@ -68,8 +68,8 @@ impl HeaderTimeout {
     }
 }
 
-/// Applies a [`HeaderTimeout`] to the preface of an HTTP/2 connection. No other limit ends the wait
-/// for the preface, because h2 sends no ping before it has read it.
+/// Stream that applies a [`HeaderTimeout`] to the preface of an HTTP/2 connection. No other limit
+/// ends the wait for the preface, because h2 sends no ping before it has read it.
 pub(crate) struct PrefaceTimeout {
     timeout: HeaderTimeout,
     /// Bytes of the preface that have not arrived.

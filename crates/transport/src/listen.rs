@@ -363,7 +363,7 @@ struct ShutdownSignals {
     drained: watch::Receiver<bool>,
 }
 
-/// Announces the end of an HTTP/1.1 connection in its answers.
+/// Marker that announces the end of an HTTP/1.1 connection in its answers.
 #[derive(Clone)]
 struct CloseNotice {
     stop: watch::Receiver<bool>,

@@ -66,7 +66,7 @@ impl WrongProtocol {
     }
 }
 
-/// Opens the connections of one listener.
+/// Opener of the connections of one listener.
 #[derive(Clone)]
 pub(crate) struct ConnectionOpener {
     listener: &'static str,

@@ -21,7 +21,7 @@ const RECEIVING_PER_ANSWERED_MAX: usize = 16;
 /// Longest wait for a body without a permit. A body that was sent with its head arrives within it.
 pub(crate) const UNPERMITTED_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Bounds the requests that wait for their body.
+/// Limit of the requests that wait for their body.
 pub struct ReceivePermits {
     permits: Arc<Semaphore>,
     max: usize,

@@ -212,7 +212,7 @@ impl Body for ResponseBody {
     }
 }
 
-/// Marks a response whose body is a [`ResponseBody`].
+/// Mark of a response whose body is a [`ResponseBody`].
 #[derive(Clone, Copy)]
 pub(crate) struct BodyCounted;
 

@@ -28,7 +28,7 @@ const PADDED: u8 = 8;
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
-/// Changes the values of `:authority` in a client's HTTP/2 bytes.
+/// Patcher of the values of `:authority` in a client's HTTP/2 bytes.
 pub(crate) struct AuthorityPatcher {
     header: [u8; HEADER_BYTES],
     /// Bytes of `header` that have arrived.

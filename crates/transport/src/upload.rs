@@ -301,7 +301,7 @@ impl UploadSender {
         }
     }
 
-    /// Passes pieces on, and then drops this end. Returns true if the client may send a rest.
+    /// Passes pieces on, and then drops this end. Returns true if the client may send more.
     async fn pass(mut self, pieces: &mut UploadPieces, limits: UploadLimits) -> bool {
         let mut received = 0;
         loop {

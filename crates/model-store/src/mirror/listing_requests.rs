@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// Asks the thread of a mirror to list all stores at once.
+/// Handle that requests the thread of a mirror to list all stores at once.
 #[derive(Clone)]
 pub struct ListingRequests {
     requested: Arc<watch::Sender<u64>>,

@@ -85,7 +85,7 @@ impl RequestLogConfig {
     }
 }
 
-/// Samples requests and sends them to the thread that writes.
+/// Log that samples requests and sends them to the thread that writes.
 pub struct RequestLog {
     rate: f64,
     format: RequestLogFormat,

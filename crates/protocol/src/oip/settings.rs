@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use base::{Error, Result};
 
-/// Requests for each traced one, if a client turns traces on without a number. Triton's default.
+/// One of this many requests is traced if a client turns traces on without a number. It is Triton's
+/// default.
 const TRACE_RATE: f64 = 1000.0;
 
 const LEVEL: &str = "trace_level";
@@ -79,7 +80,8 @@ pub fn changed_trace(current: f64, settings: &TraceSettingValues) -> Result<Trac
     })
 }
 
-/// Parses a level: true with traces, false without, `None` if the setting is cleared.
+/// Parses a level. Returns true for traces, false for no traces, and `None` if the setting is
+/// cleared.
 fn level(values: &[String]) -> Result<Option<bool>> {
     let mut on = None;
     for value in values {

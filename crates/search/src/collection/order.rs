@@ -152,7 +152,7 @@ struct IndexedPoints {
     first: FirstPoints,
 }
 
-/// Offers the rows of an index.
+/// Visitor that offers the rows of an index.
 struct IndexOffer<'a> {
     first: &'a mut FirstPoints,
     /// First points of other segments.
@@ -211,7 +211,7 @@ struct OrderCall {
     limit: usize,
 }
 
-/// Offers the points of a pass by a field.
+/// Visitor that offers the points of a pass, ordered by a field.
 struct OrderVisitor<'a> {
     first: &'a mut FirstPoints,
     indexed: &'a mut Option<IndexedPoints>,

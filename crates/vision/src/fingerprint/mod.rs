@@ -81,7 +81,7 @@ const PIXELS_MAX: f32 = 4e6;
 /// Properties of a fingerprint image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MinutiaeOptions {
-    /// Resolution, 100 to 2,500.
+    /// Resolution in dots per inch, 100 to 2,500.
     pub dots_per_inch: f32,
 }
 
