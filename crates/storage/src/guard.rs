@@ -35,7 +35,7 @@ static RANGES: [GuardedRange; GUARDED_MAX] = [const {
 /// Number of table entries ever used, which bounds the handler's search.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static CHANGES: Mutex<()> = Mutex::new(());
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+static PREVIOUS_HANDLER: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Guard of a mapping. It must be dropped before the mapping.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ fn install() {
     unsafe {
         let mut before: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before);
-        let _ = BEFORE.set(before);
+        let _ = PREVIOUS_HANDLER.set(before);
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_bus_error as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
@@ -139,8 +139,9 @@ fn replace(page: usize, page_bytes: usize, writable: bool) -> bool {
 /// Passes the signal to the handler before ours. Without one the default action ends the process
 /// when the load is repeated.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let before =
-        BEFORE.get().map_or((libc::SIG_DFL, 0), |action| (action.sa_sigaction, action.sa_flags));
+    let before = PREVIOUS_HANDLER
+        .get()
+        .map_or((libc::SIG_DFL, 0), |action| (action.sa_sigaction, action.sa_flags));
     match before {
         (libc::SIG_DFL | libc::SIG_IGN, _) => {
             // SAFETY: sets the default action, which an all-zero sigaction is.
