@@ -91,16 +91,30 @@ bool flatten(Graph &graph) {
   }
 }
 
-// Sets `self.training` to false and removes the code it guards: a normalisation layer counts its batches in training
-// only.
+bool is_module(const Value *value) {
+  const auto type = value->type()->cast<c10::ClassType>();
+  return type && type->is_module();
+}
+
+// Sets `self.training` of modules to false, as a load does, and removes the code it guards: a normalisation layer counts
+// its batches in training only. An object of another class keeps its flag, and so does a module that sets its own.
 void evaluate(std::shared_ptr<Graph> &graph) {
   std::vector<Node *> flags;
+  bool sets_flag = false;
   each_node(graph->block(), [&](Node *node) {
-    const bool flag = node->kind() == c10::prim::GetAttr && node->s(c10::attr::name) == "training";
-    if (flag && node->output()->type()->kind() == c10::TypeKind::BoolType) {
+    const bool reads = node->kind() == c10::prim::GetAttr;
+    const bool sets = node->kind() == c10::prim::SetAttr;
+    if ((!reads && !sets) || node->s(c10::attr::name) != "training") {
+      return;
+    }
+    sets_flag = sets_flag || sets;
+    if (reads && is_module(node->input()) && node->output()->type()->kind() == c10::TypeKind::BoolType) {
       flags.push_back(node);
     }
   });
+  if (sets_flag) {
+    return;
+  }
   for (Node *node : flags) {
     torch::jit::WithInsertPoint here(node);
     node->output()->replaceAllUsesWith(graph->insertConstant(false));
@@ -154,11 +168,30 @@ Value *returned_input(Node *node) {
   return nullptr;
 }
 
-// Replaces results that may be an input by that input, so that a write to the result counts as one to the input.
+// Returns true if `node` returns a list of tensors that may be views of its inputs, although its declaration does not say
+// so.
+bool returns_views(const Node *node) {
+  static const std::unordered_set<std::string> kinds = {
+      "aten::broadcast_tensors",
+      "aten::unsafe_chunk",
+      "aten::unsafe_split",
+      "aten::unsafe_split_with_sizes",
+  };
+  return kinds.count(node->kind().toQualString()) > 0;
+}
+
+// Replaces results that may be an input by that input, so that a write to the result counts as one to the input. Only
+// the analysis sees this graph, so a list may have another length.
 void join_returned(Graph &graph) {
-  each_node(graph.block(), [](Node *node) {
+  each_node(graph.block(), [&](Node *node) {
     if (Value *input = returned_input(node)) {
       node->output()->replaceAllUsesWith(input);
+    } else if (returns_views(node)) {
+      Value *list = node->inputs().at(0);
+      if (list->type()->kind() == c10::TypeKind::TensorType) {
+        list = graph.createList(c10::TensorType::get(), {list})->insertBefore(node)->output();
+      }
+      node->output()->replaceAllUsesWith(list);
     }
   });
 }
@@ -188,6 +221,63 @@ bool holds_tensors_inside(const c10::TypePtr &type) {
       return false;
   }
 }
+
+// Written memory of a graph.
+class Writes {
+ public:
+  Writes(const std::shared_ptr<Graph> &graph, bool separate) : aliases_(graph, separate) {
+    std::vector<std::pair<Value *, Value *>> carried;
+    each_node(graph->block(), [&](Node *node) {
+      for (Value *value : node->outputs()) {
+        if (aliases_.hasWriters(value)) {
+          written_.push_back(value);
+        }
+      }
+      if (node->kind() == c10::prim::Loop) {
+        Block *body = node->blocks().at(0);
+        for (size_t i = 1; i < body->inputs().size(); i++) {
+          carried.emplace_back(body->inputs()[i], body->outputs()[i]);
+        }
+      }
+    });
+    follow(std::move(carried));
+  }
+
+  // Returns true if some node may write to `value`.
+  bool reach(Value *value) const {
+    const auto may_be = [&](const Value *later) { return aliases_.mayAlias(value, later); };
+    return aliases_.hasWriters(value) || std::any_of(later_.begin(), later_.end(), may_be);
+  }
+
+  // Returns true if some node may write to an element of `container`, which `AliasDb::hasWriters` does not count.
+  bool reach_inside(Value *container) const {
+    const auto may_hold = [&](Value *value) { return aliases_.mayContainAlias(container, value); };
+    return std::any_of(written_.begin(), written_.end(), may_hold) ||
+           std::any_of(later_.begin(), later_.end(), may_hold);
+  }
+
+ private:
+  // Finds the values that a round of a loop writes to because the round before passed them on. `AliasDb` analyses one
+  // round only. Each pair has a variable at the start and at the end of a round.
+  void follow(std::vector<std::pair<Value *, Value *>> carried) {
+    for (bool found = true; found;) {
+      found = false;
+      for (auto pair = carried.begin(); pair != carried.end();) {
+        if (reach(pair->first) || reach(pair->second)) {
+          later_.push_back(pair->second);
+          pair = carried.erase(pair);
+          found = true;
+        } else {
+          ++pair;
+        }
+      }
+    }
+  }
+
+  const AliasDb aliases_;
+  std::vector<Value *> written_;
+  std::vector<Value *> later_;
+};
 
 } // namespace
 
@@ -223,30 +313,31 @@ Effects effects_of(const torch::jit::Module &module) {
   });
   // Attributes count as separate objects, so a write to an input does not count as a write to every attribute.
   // Elements of a container do not.
-  const AliasDb aliases(graph, /*isFrozen=*/!containers);
-  for (const Node *node : reads) {
-    if (!aliases.hasWriters(node->output())) {
+  const Writes writes(graph, /*separate=*/!containers);
+  for (Node *node : reads) {
+    Value *value = node->output();
+    if (!writes.reach(value) && !(holds_tensors_inside(value->type()) && writes.reach_inside(value))) {
       continue;
     }
     effects.stateful = true;
     std::vector<std::string> path;
-    const bool named = node->output()->type()->kind() == c10::TypeKind::TensorType && path_of(*graph, node, path);
+    const bool named = value->type()->kind() == c10::TypeKind::TensorType && path_of(*graph, node, path);
     if (named) {
       effects.written.push_back(std::move(path));
-    } else {
+    } else if (!holds_tensors_inside(value->type())) {
       effects.written_unknown = true;
     }
   }
   // The memory of a module without a state is sealed against writes, and with it the constants of the graph. Forks
   // share constants, so a write to one cannot count as a state: requests would see each other's writes.
-  for (const Node *node : constants) {
-    TORCH_CHECK(!aliases.hasWriters(node->output()),
+  for (Node *node : constants) {
+    TORCH_CHECK(!writes.reach(node->output()),
                 "forward writes to a tensor that is a constant of its graph: register the tensor as a buffer of the "
                 "module, and save it again");
   }
   const auto inputs = graph->inputs().slice(1);
   effects.writes_inputs =
-      std::any_of(inputs.begin(), inputs.end(), [&](const Value *input) { return aliases.hasWriters(input); });
+      std::any_of(inputs.begin(), inputs.end(), [&](Value *input) { return writes.reach(input); });
   return effects;
 }
 

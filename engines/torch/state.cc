@@ -52,12 +52,32 @@ class Fork {
       return tensor(from.toTensor());
     }
     if (from.isList() || from.isGenericDict() || from.isTuple()) {
+      copy_written(from);
       return from.deepcopy(values_);
     }
     // A C++ object (packed weights) has no attributes that a graph can set.
     const bool native = from.isObject() && from.toObjectRef().slots().size() == 1 &&
                         from.toObjectRef().slots()[0].isCapsule();
     return from.isObject() && !native ? IValue(object(from.toObjectRef())) : from;
+  }
+
+  // Copies the tensors of a container that are in written memory, so that they share it with the attributes.
+  void copy_written(const IValue &from) {
+    if (from.isTensor() && holds(written_, from.toTensor())) {
+      values_.emplace(from, tensor(from.toTensor()));
+    } else if (from.isTuple()) {
+      for (const auto &element : from.toTupleRef().elements()) {
+        copy_written(element);
+      }
+    } else if (from.isList()) {
+      for (const auto &element : from.toListRef()) {
+        copy_written(element);
+      }
+    } else if (from.isGenericDict()) {
+      for (const auto &entry : from.toGenericDict()) {
+        copy_written(entry.value());
+      }
+    }
   }
 
   at::Tensor tensor(const at::Tensor &from) {

@@ -21,7 +21,7 @@ fn one(session: &dyn Session, value: f32) -> f32 {
 }
 
 /// Sums its inputs, by setting an attribute or by writing to one.
-fn adders() -> [(&'static str, Written); 8] {
+fn adders() -> [(&'static str, Written); 12] {
     let sum = || vec![buffer("sum", &[10.0])];
     let viewed = vec![
         buffer("sum", &[10.0, 7.0]),
@@ -52,6 +52,38 @@ fn adders() -> [(&'static str, Written); 8] {
             Written::new(
                 "def forward(self, x):\n    y = torch.dropout(self.sum, 0.5, self.training)\n    y.add_(x)\n    \
                  return y\n",
+                sum(),
+            ),
+        ),
+        (
+            "writes to the result of a broadcast, which is the attribute",
+            Written::new(
+                "def forward(self, x):\n    y, z = torch.broadcast_tensors([self.sum, x])\n    y.add_(z)\n    \
+                 return self.sum\n",
+                sum(),
+            ),
+        ),
+        (
+            "writes to a part of an unsafe split",
+            Written::new(
+                "def forward(self, x):\n    y = torch.unsafe_split(self.sum, 1)[0]\n    y.add_(x)\n    \
+                 return self.sum\n",
+                sum(),
+            ),
+        ),
+        (
+            "writes in the third round of a loop",
+            Written::new(
+                "def forward(self, x):\n    a = x * 1.0\n    b = x * 1.0\n    c = self.sum\n    \
+                 for i in range(3):\n        a.add_(x)\n        a, b, c = b, c, a\n    return self.sum\n",
+                sum(),
+            ),
+        ),
+        (
+            "writes in training, which it sets",
+            Written::new(
+                "def forward(self, x):\n    self.training = True\n    if self.training:\n        \
+                 self.sum.add_(x)\n    return self.sum\n",
                 sum(),
             ),
         ),
@@ -184,13 +216,9 @@ fn an_input_that_an_operation_returns_keeps_its_bytes() {
     }
 }
 
-/// Moves the attribute `hidden` of the module in the archive at `from` to a constant of its graph.
-/// A traced module has such constants, and TorchScript's syntax has none.
-fn with_constant(from: &Path, to: &Path) {
-    const CONSTANTS: &[u8] =
-        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storage\
-        ctorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQK\x00(K\x01t(K\x01t\x89\
-        ccollections\nOrderedDict\n)RtR\x85.";
+/// Copies the archive at `from` to `to`. `change` gets the name and bytes of each record, and returns
+/// the records that replace it.
+fn rewrite(from: &Path, to: &Path, change: impl Fn(&str, Vec<u8>) -> Vec<(String, Vec<u8>)>) {
     let mut archive = zip::ZipArchive::new(File::open(from).unwrap()).unwrap();
     let mut writer = zip::ZipWriter::new(File::create(to).unwrap());
     let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
@@ -199,18 +227,91 @@ fn with_constant(from: &Path, to: &Path) {
         let name = record.name().unwrap().into_owned();
         let mut bytes = Vec::new();
         record.read_to_end(&mut bytes).unwrap();
-        if name.ends_with(".py") {
-            let code = String::from_utf8(bytes).unwrap();
-            bytes = code.replace("self.hidden", "CONSTANTS.c0").into_bytes();
-        } else if let Some(start) = name.strip_suffix("constants.pkl") {
-            writer.start_file(format!("{start}constants/0"), stored).unwrap();
-            writer.write_all(&5f32.to_le_bytes()).unwrap();
-            bytes = CONSTANTS.to_vec();
+        for (name, bytes) in change(&name, bytes) {
+            writer.start_file(name, stored).unwrap();
+            writer.write_all(&bytes).unwrap();
         }
-        writer.start_file(name, stored).unwrap();
-        writer.write_all(&bytes).unwrap();
     }
     writer.finish().unwrap();
+}
+
+/// Moves the attribute `hidden` of the module in the archive at `from` to a constant of its graph.
+/// A traced module has such constants, and TorchScript's syntax has none.
+fn with_constant(from: &Path, to: &Path) {
+    const CONSTANTS: &[u8] =
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storage\
+        ctorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x01tQK\x00(K\x01t(K\x01t\x89\
+        ccollections\nOrderedDict\n)RtR\x85.";
+    rewrite(from, to, |name, bytes| {
+        if name.ends_with(".py") {
+            let code = String::from_utf8(bytes).unwrap();
+            vec![(name.to_owned(), code.replace("self.hidden", "CONSTANTS.c0").into_bytes())]
+        } else if let Some(start) = name.strip_suffix("constants.pkl") {
+            let constant = (format!("{start}constants/0"), 5f32.to_le_bytes().to_vec());
+            vec![constant, (name.to_owned(), CONSTANTS.to_vec())]
+        } else {
+            vec![(name.to_owned(), bytes)]
+        }
+    });
+}
+
+/// Makes the buffer `hidden`, the last attribute of the module in the archive at `from`, a list that
+/// holds the tensor. The builder writes no lists.
+fn with_list(from: &Path, to: &Path) {
+    const KEY: &[u8] = b"X\x06\x00\x00\x00hidden";
+    /// Bytes of an instruction that remembers a value.
+    const PUT: usize = 2;
+    /// Bytes after the last attribute: two instructions, one that remembers the object, the end.
+    const END: usize = 2 + PUT + 1;
+    rewrite(from, to, |name, mut bytes| {
+        if name.ends_with(".py") {
+            let mut code = String::from_utf8(bytes).unwrap();
+            for (tensor, list) in [
+                ("\"hidden\", ", ""),
+                ("hidden : Tensor", "hidden : List[Tensor]"),
+                ("self.hidden", "self.hidden[0]"),
+            ] {
+                assert!(code.contains(tensor), "{code}");
+                code = code.replace(tensor, list);
+            }
+            bytes = code.into_bytes();
+        } else if name.ends_with("/data.pkl") {
+            let key = bytes.windows(KEY.len()).position(|part| part == KEY).unwrap();
+            let end = bytes.len() - END;
+            bytes.splice(end..end, *b"etR");
+            let start = key + KEY.len() + PUT;
+            bytes.splice(start..start, *b"ctorch.jit._pickle\nbuild_tensorlist\n(](");
+        }
+        vec![(name.to_owned(), bytes)]
+    });
+}
+
+#[test]
+fn writes_to_an_element_of_a_list_are_a_state() {
+    let shared = TorchParameter {
+        name: "hidden".into(),
+        dims: vec![1],
+        data: ParameterData::View { of: "sum".into(), start: 0 },
+        buffer: true,
+    };
+    let write =
+        |result: &str| format!("def forward(self, x):\n    self.hidden.add_(x)\n    {result}\n");
+    for (name, written) in [
+        ("alone", Written::new(&write("return self.hidden"), vec![buffer("hidden", &[10.0])])),
+        (
+            "shared with an attribute",
+            Written::new(&write("return self.sum"), vec![buffer("sum", &[10.0]), shared]),
+        ),
+    ] {
+        let path = written.dir.path().join("list.pt");
+        with_list(&written.path(), &path);
+        let session = load(&path, SignatureFile::default(), None).unwrap();
+        assert!(session.stateful(), "{name}");
+        assert_eq!([one(&*session, 1.0), one(&*session, 2.0)], [11.0, 12.0], "{name}");
+        let fork = session.fork().unwrap();
+        assert_eq!([one(&*fork, 1.0), one(&*fork, 2.0)], [11.0, 13.0], "{name}");
+        assert_eq!(one(&*session, 1.0), 11.0, "{name}");
+    }
 }
 
 #[test]
