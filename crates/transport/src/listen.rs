@@ -52,7 +52,21 @@ const HTTP2_HEADER_BYTES_MAX: u32 = 64 << 10;
 /// trips.
 pub(crate) const STREAM_WINDOW: u32 = 4 << 20;
 /// Flow-control window of an HTTP/2 connection in bytes.
-const CONNECTION_WINDOW: u32 = 16 << 20;
+///
+/// h2 closes a connection that has too many small DATA frames unread. A frame of fewer than
+/// `COUNTED_FRAME_BYTES` counts its difference to that size, and the limit is half of this window.
+/// hyper cannot set the limit. A client that sends requests to a stream faster than their model runs
+/// leaves a whole `STREAM_WINDOW` of them unread, usually one in each frame. Such a stream stays
+/// within the limit if its requests have `SMALL_REQUEST_BYTES` or more.
+const CONNECTION_WINDOW: u32 = 40 << 20;
+/// Size below which h2 counts a DATA frame as small.
+const COUNTED_FRAME_BYTES: u32 = 256;
+/// Size of a small request to a model, with its prefix in gRPC: one value, and short names.
+const SMALL_REQUEST_BYTES: u32 = 45;
+const _: () = assert!(
+    STREAM_WINDOW / SMALL_REQUEST_BYTES * (COUNTED_FRAME_BYTES - SMALL_REQUEST_BYTES)
+        <= CONNECTION_WINDOW / 2
+);
 /// Maximum streams of an HTTP/2 connection that the client has reset before the server took them,
 /// and that still wait. Above it the connection is closed, with all its other calls.
 ///
