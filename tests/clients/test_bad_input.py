@@ -128,6 +128,26 @@ def test_malformed_json(server, body, words):
     assert_refused(post(server, body), 400, *words)
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v2/models/%ff"),
+        ("GET", "/v1/models/a%ff"),
+        ("GET", "/v1/images/%ff"),
+        ("POST", "/v1/audio/%ff"),
+        ("POST", "/v2/repository/models/%c3/load"),
+    ],
+)
+def test_a_name_in_the_path_that_is_not_utf8(server, method, path):
+    assert_refused(requests.request(method, server.url + path, timeout=60), 400, "UTF-8")
+
+
+def test_the_name_of_a_snapshot_that_is_not_utf8(server):
+    answer = requests.get(f"{server.url}/collections/a/snapshots/%ff", timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert "UTF-8" in answer.json()["status"]["error"]
+
+
 def binary_body(data: bytes, size: int, **changes) -> tuple[bytes, int]:
     head = {"name": "x", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": size}} | changes
     header = json.dumps({"inputs": [head]}).encode()

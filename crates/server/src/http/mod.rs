@@ -176,7 +176,8 @@ pub(crate) fn router(server: &Server, surface: Surface) -> Router {
     let routes = guarded(server, routes)
         .fallback(fallback::unknown)
         .method_not_allowed_fallback(fallback::wrong_method)
-        .layer(Extension(surface));
+        .layer(Extension(surface))
+        .layer(from_fn(refusals::check_path));
     host_policy(server, surface).guard_hosts(access.cors.guard(routes, is_api))
 }
 

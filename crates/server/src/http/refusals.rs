@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{RawPathParams, Request};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base::Error;
 use http::request::Parts;
@@ -16,6 +19,21 @@ const QDRANT_PREFIX: &str = "/collections/";
 /// Returns the reply for an error at `path`.
 pub(super) fn reply(path: &str, error: &Error) -> Reply {
     if is_qdrant(path) { api_qdrant::refuse(error, Duration::ZERO) } else { Reply::error(error) }
+}
+
+/// Answers 400 if a name in the path is not UTF-8. axum would answer with plain text, and clients
+/// read an object of JSON.
+pub(super) async fn check_path(
+    names: Result<RawPathParams, RawPathParamsRejection>,
+    request: Request,
+    next: Next,
+) -> Response {
+    // A path without a route has no names, which is another rejection.
+    if let Err(rejection @ RawPathParamsRejection::InvalidUtf8InPathParam(_)) = &names {
+        let error = Error::invalid(format!("Invalid URL: {}", rejection.body_text()));
+        return reply(request.uri().path(), &error).into_response();
+    }
+    next.run(request).await
 }
 
 /// Answers a request whose key lacks a right.
