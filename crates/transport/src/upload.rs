@@ -138,12 +138,12 @@ pub struct FormFile {
 }
 
 impl FormFile {
-    /// Reads a form up to its first file. Returns `None` if it has none among its first fields.
+    /// Reads a form up to its first file. Returns `None` if the form ends before a file.
     /// `content_type` is that of the request.
     ///
     /// # Errors
-    /// `InvalidArgument` for a body that is not a form, `TooLarge` for a form above the limit, and
-    /// the errors of [`UploadPieces::next`].
+    /// `InvalidArgument` for a body that is not a form, or a form whose first 16 fields are no file.
+    /// `TooLarge` for a form above the limit, and the errors of [`UploadPieces::next`].
     pub async fn first(
         content_type: &str,
         body: Body,
@@ -171,7 +171,7 @@ impl FormFile {
                 })
                 .await
             };
-            let Some(field) = in_time(limits.piece_timeout, next).await? else { break };
+            let Some(field) = in_time(limits.piece_timeout, next).await? else { return Ok(None) };
             if field.file_name().is_none() && field.name() != Some("file") {
                 continue;
             }
@@ -183,7 +183,11 @@ impl FormFile {
                 pieces: UploadPieces::Form(Box::new(field), limits.noun),
             }));
         }
-        Ok(None)
+        Err(Error::invalid(format!(
+            "none of the first {FORM_FIELDS_MAX} fields of the form is a file; send the {} as the \
+             first field",
+            limits.noun
+        )))
     }
 }
 
@@ -447,11 +451,13 @@ mod tests {
             let field = format!("{start}\"x\"\r\n\r\n1\r\n").repeat(fields);
             let file = format!("{start}\"y\"; filename=\"a/b.wav\"\r\n\r\n7\r\n--b--\r\n");
             let body = Body::from(field + &file);
-            run(FormFile::first("multipart/form-data; boundary=b", body, limits)).unwrap()
+            run(FormFile::first("multipart/form-data; boundary=b", body, limits))
         };
-        let found = first(FORM_FIELDS_MAX - 1).unwrap();
+        let found = first(FORM_FIELDS_MAX - 1).unwrap().unwrap();
         assert_eq!(found.file_name.as_deref(), Some("b.wav"));
-        assert!(first(FORM_FIELDS_MAX).is_none());
+        let refusal = first(FORM_FIELDS_MAX).err().unwrap();
+        assert_eq!(refusal.kind(), ErrorKind::InvalidArgument);
+        assert!(refusal.to_string().contains("as the first field"), "{refusal}");
     }
 
     /// A name may be printed in a line of its own.
