@@ -1,5 +1,7 @@
 //! Fields that the template formats share, read and written.
 
+use std::ops::RangeInclusive;
+
 use base::{Error, Result};
 
 use super::TemplateView;
@@ -183,24 +185,35 @@ fn scaled(pixels: u32, resolution: u32) -> u32 {
     }
 }
 
-/// Checks that the formats can hold a graph.
+/// Checks that the formats of ISO and ANSI can hold a graph.
 ///
 /// # Errors
 /// `InvalidArgument` for descriptors, more than 255 vertices, coordinates outside 0 to 16383, or a
 /// kind above 2.
 pub(crate) fn check(graph: &Graph) -> Result<()> {
+    check_vertices(graph, MINUTIAE_MAX, &(0..=COORDINATE_MAX))
+}
+
+/// Checks that a format can hold a graph, if the format holds `minutiae_max` minutiae with
+/// coordinates in the range `coordinates`.
+///
+/// # Errors
+/// `InvalidArgument` for descriptors, more vertices, other coordinates, or a kind above 2.
+pub(super) fn check_vertices(
+    graph: &Graph,
+    minutiae_max: usize,
+    coordinates: &RangeInclusive<i32>,
+) -> Result<()> {
     let count = graph.vertices.len();
-    if count > MINUTIAE_MAX || !graph.descriptors.is_empty() {
+    if count > minutiae_max || !graph.descriptors.is_empty() {
         return Err(Error::invalid(format!(
-            "a template holds up to {MINUTIAE_MAX} minutiae and no descriptors; this graph has {count} vertices and {} descriptors",
+            "a template holds up to {minutiae_max} minutiae and no descriptors; this graph has {count} vertices and {} descriptors",
             graph.descriptors.len()
         )));
     }
-    let held = |vertex: &&Vertex| {
-        let within = |at: i16| (0..=COORDINATE_MAX).contains(&i32::from(at));
-        !within(vertex.x) || !within(vertex.y) || vertex.kind > 2
-    };
-    graph.vertices.iter().find(held).map_or(Ok(()), |vertex| {
+    let within = |at: i16| coordinates.contains(&i32::from(at));
+    let is_foreign = |vertex: &&Vertex| !within(vertex.x) || !within(vertex.y) || vertex.kind > 2;
+    graph.vertices.iter().find(is_foreign).map_or(Ok(()), |vertex| {
         Err(Error::invalid(format!(
             "a template cannot hold a vertex of kind {} at ({}, {})",
             vertex.kind, vertex.x, vertex.y

@@ -150,7 +150,8 @@ pub fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
 ///
 /// # Errors
 /// `InvalidArgument` if the format cannot hold the graph: descriptors, more than 255 vertices,
-/// coordinates outside 0 to 16383, or a kind above 2.
+/// coordinates outside 0 to 16383, or a kind above 2. `SourceAFIS` holds 256 vertices, and
+/// coordinates from -10000 to 10000.
 pub fn write(graph: &Graph, format: TemplateFormat) -> Result<Vec<u8>> {
     match format {
         TemplateFormat::Iso2005 => iso::write(graph),

@@ -9,15 +9,15 @@ use std::f32::consts::TAU;
 
 use base::{Error, Result};
 
-use super::fields::{MINUTIAE_MAX, check};
+use super::fields::check_vertices;
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
 
 /// Version that written templates state: the last version with this format.
 const VERSION: &str = "3.18.1-java";
 /// Maximum nested arrays and maps of a field that is skipped.
 const DEPTH_MAX: u32 = 8;
-/// Largest coordinate that `SourceAFIS` accepts.
-const POSITION_MAX: f64 = 10_000.0;
+/// Largest coordinate that `SourceAFIS` accepts. The smallest is its negative.
+const POSITION_MAX: i32 = 10_000;
 
 /// Returns true if the bytes begin as a map.
 pub(super) fn is_map(bytes: &[u8]) -> bool {
@@ -254,7 +254,8 @@ impl Stored {
 /// Converts a minutia of a template. `direction` is in radians, clockwise. `kind` is `E` (ending)
 /// or `B` (bifurcation).
 fn vertex(x: f64, y: f64, direction: f64, kind: u8) -> Result<Vertex> {
-    if !(x.abs() <= POSITION_MAX && y.abs() <= POSITION_MAX) {
+    let max = f64::from(POSITION_MAX);
+    if !(x.abs() <= max && y.abs() <= max) {
         return Err(malformed("a position is out of range"));
     }
     if !(0.0..std::f64::consts::TAU).contains(&direction) {
@@ -272,7 +273,7 @@ fn vertex(x: f64, y: f64, direction: f64, kind: u8) -> Result<Vertex> {
 
 /// Writes the template of one graph as a CBOR map.
 pub(super) fn write(graph: &Graph) -> Result<Vec<u8>> {
-    check(graph)?;
+    check_vertices(graph, VERTICES_MAX, &(-POSITION_MAX..=POSITION_MAX))?;
     let mut out = Vec::new();
     head(MAP, 7, &mut out);
     text("version", &mut out);
@@ -288,7 +289,7 @@ pub(super) fn write(graph: &Graph) -> Result<Vec<u8>> {
     ] {
         text(name, &mut out);
         head(ARRAY, count, &mut out);
-        graph.vertices.iter().for_each(|vertex| head(UNSIGNED, of(vertex) as usize, &mut out));
+        graph.vertices.iter().for_each(|vertex| integer(of(vertex), &mut out));
     }
     text("directions", &mut out);
     head(ARRAY, count, &mut out);
@@ -308,6 +309,12 @@ fn text(text: &str, out: &mut Vec<u8>) {
     out.extend(text.as_bytes());
 }
 
+/// Appends a whole number. CBOR stores a negative number `n` as `-1 - n`.
+fn integer(number: i16, out: &mut Vec<u8>) {
+    let magnitude = usize::from(number.unsigned_abs());
+    if number < 0 { head(NEGATIVE, magnitude - 1, out) } else { head(UNSIGNED, magnitude, out) }
+}
+
 /// Appends a type and its number in the shortest form, as RFC 8949 prefers. Numbers are below
 /// 65536.
 fn head(major: u8, number: usize, out: &mut Vec<u8>) {
@@ -322,7 +329,7 @@ fn head(major: u8, number: usize, out: &mut Vec<u8>) {
     }
 }
 
-const _: () = assert!(MINUTIAE_MAX < 65_536);
+const _: () = assert!(VERTICES_MAX < 65_536);
 
 #[cfg(test)]
 mod tests {

@@ -88,6 +88,19 @@ fn sourceafis_templates_are_read_byte_for_byte() {
     assert_eq!(template::read(&bytes).unwrap(), [graph]);
 }
 
+#[test]
+fn sourceafis_holds_256_minutiae_and_negative_positions() {
+    let vertex = |x: i16| Vertex { x, y: -x, direction: 64, kind: 1 };
+    let vertices: Vec<Vertex> = (-128..128).map(|at| vertex(at * 78)).collect();
+    let graph = Graph { width: 300, height: 400, vertices, descriptors: Vec::new() };
+    let bytes = template::write(&graph, TemplateFormat::SourceAfis).unwrap();
+    assert_eq!(template::read(&bytes).unwrap(), std::slice::from_ref(&graph));
+    assert!(template::write(&graph, TemplateFormat::Iso2005).is_err());
+    // SourceAFIS refuses such a position.
+    let far = Graph { vertices: vec![vertex(10_001)], ..Graph::default() };
+    assert!(template::write(&far, TemplateFormat::SourceAfis).is_err());
+}
+
 /// Returns the quality of the only view of a template.
 fn quality(template: &[u8]) -> Option<u8> {
     let views = template::views(template).unwrap();
