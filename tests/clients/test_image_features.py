@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import requests
 from collections_server import start
-from millpond import Server, drop_in
+from millpond import Server, drop_in, run
 from PIL import Image
 from test_fingerprints import again, impression, png
 from test_images import CELLS, encoded, patches, picture, pixels
@@ -453,4 +453,26 @@ def test_a_rebuild_checks_and_removes_originals(tmp_path):
     progress = rebuilt(images, "q", "other")
     assert progress["state"] == "failed" and list(progress["failures"]) == [damaged], progress
     assert "the original is damaged" in progress["failures"][damaged]
+    assert images.server.stop() == 0, images.server.log_text()[-4000:]
+
+
+def test_a_rebuilt_version_is_restored(tmp_path):
+    root = tmp_path / "models"
+    for name in ("patches", "other"):
+        drop_in(patches(tmp_path / f"{name}.onnx"), root / name, 1)
+    flags = ("--collections-dir", str(tmp_path / "collections"), "--embedding-model", "patches")
+    images = client(root, tmp_path, *flags)
+    kept, deleted = (images.good("PUT", "p", picture(seed))["id"] for seed in (86, 87))
+    assert rebuilt(images, "p", "other")["state"] == "switched"
+    run("collections", "backup", "p", "--url", images.server.url)
+    images.good("DELETE", f"p/{deleted}")
+    # The old version, which has the same originals, is still there.
+    run("collections", "restore", "p", "--replace", "--url", images.server.url)
+    assert images.count("p") == images.count("p.v1") == 2
+    images.good("DELETE", "p.v1")
+    for identity, seed in ((kept, 86), (deleted, 87)):
+        assert images.send("GET", f"p/{identity}").content == picture(seed)
+    images.good("DELETE", "p")
+    lost = run("collections", "restore", "p", "--url", images.server.url, check=False)
+    assert lost.returncode != 0 and 'restore "p.v2"' in lost.stderr, lost.stderr
     assert images.server.stop() == 0, images.server.log_text()[-4000:]

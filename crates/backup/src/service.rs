@@ -291,7 +291,8 @@ impl ServiceShared {
     }
 
     /// Checks that no other collection has the original images of a collection with `settings`.
-    /// Otherwise the removal of one would remove the images of both.
+    /// Otherwise the removal of one would remove the images of both. The versions of a collection
+    /// that rebuilds have made share their images, and a removal keeps those of the other versions.
     fn check_originals(
         &self,
         registry: &Registry,
@@ -302,8 +303,12 @@ impl ServiceShared {
         // Another spelling of a directory, such as "photos/", would be that of another collection.
         check_name(&space)
             .map_err(|error| error.context("the directory of original images in the settings"))?;
+        let are_versions = |other: &str| is_version(name, &space) && is_version(other, &space);
         for listed in registry.list().into_iter().filter(|listed| listed.name != name) {
             let ListedState::Ready(named) = listed.state else { continue };
+            if are_versions(&listed.name) {
+                continue;
+            }
             if (self.config.originals)(&named.settings()).as_ref() == Some(&space) {
                 return Err(Error::precondition(format!(
                     "collection \"{}\" has the original images of this collection of images, and two \
@@ -314,6 +319,13 @@ impl ServiceShared {
         }
         Ok(())
     }
+}
+
+/// Returns true if `name` is that of a version of the collection of images `collection`, such as
+/// "photos.v2" of "photos".
+fn is_version(name: &str, collection: &str) -> bool {
+    let number = name.strip_prefix(collection).and_then(|rest| rest.strip_prefix(".v"));
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 impl std::fmt::Debug for BackupService {
@@ -392,9 +404,16 @@ mod tests {
             ..BackupConfig::default()
         };
         let service = BackupService::new(config, Arc::new(NoRegistry), Arc::default());
-        let target = RestoreTarget { name: "other".to_owned(), replaces: true };
-        let check = |space| service.check_originals(&registry, &of(space), &target);
+        let target = |name: &str| RestoreTarget { name: name.to_owned(), replaces: true };
+        let check_as = |name, space| service.check_originals(&registry, &of(space), &target(name));
+        let check = |space| check_as("other", space);
         assert!(check("free").is_ok());
+        // A rebuild leaves the old version beside the new one.
+        assert!(check_as("photos.v2", "photos").is_ok());
+        for name in ["photos", "photos.v", "photos.v2x", "photos2.v2"] {
+            let error = check_as(name, "photos").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{name}");
+        }
         assert_eq!(check("photos").unwrap_err().kind(), ErrorKind::FailedPrecondition);
         // The store of originals ignores empty parts of a path.
         for space in ["photos/", "/photos", "photos//", "photos/5c", "", ".", "..", "./photos"] {

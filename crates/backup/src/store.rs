@@ -171,7 +171,27 @@ impl BackupStore {
     /// # Errors
     /// `NotFound` if there is none; the store's error.
     pub async fn newest(&self, collection: &str) -> Result<BackupId> {
-        self.ids(collection).await?.pop().ok_or_else(|| self.no_backup(collection))
+        match self.ids(collection).await?.pop() {
+            Some(id) => Ok(id),
+            None => Err(self.no_newest(collection).await?),
+        }
+    }
+
+    /// Returns the error for a collection without a backup to restore. The error names a version of
+    /// a collection of images that has backups: if "photos" is removed, the backups are of
+    /// "photos.v1".
+    async fn no_newest(&self, collection: &str) -> Result<Error> {
+        let error = self.no_backup(collection);
+        let start = format!("{collection}.v");
+        let stored = self.collections().await?;
+        let versions = stored.iter().filter(|stored| stored.collection.starts_with(&start));
+        let newest = versions.max_by(|a, b| a.newest.cmp(&b.newest));
+        let Some(version) = newest else { return Ok(error) };
+        let remedy = format!(
+            "a collection of images has a number in its name: restore {:?}",
+            version.collection
+        );
+        Ok(Error::not_found(format!("{}; {remedy}", error.message())))
     }
 
     /// Returns the error for a collection without a backup.

@@ -86,6 +86,22 @@ fn an_earlier_backup_replaces_the_collection() {
     assert_eq!(left, ["c"], "nothing is left of the replaced collection");
 }
 
+#[test]
+fn the_version_with_the_backups_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let store = TestStore::open(&directory.path().join("store"));
+    let named = create(&registry, "photos.v2");
+    put(&named, 0..3, 1);
+    store.back_up(&named);
+    // The alias "photos" is removed with the collection.
+    let refused = |name| store.restore(&registry, name, "copy").unwrap_err();
+    let error = refused("photos");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.message().ends_with("restore \"photos.v2\""), "{error}");
+    assert!(refused("photo").message().ends_with("no backup of \"photo\""));
+}
+
 /// Copies a directory that has only directories and files.
 fn copy_directory(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
