@@ -169,6 +169,8 @@ def test_vectors_and_duplicates_are_refused_with_a_reason(server, enrolled):
     assert len(scrolled.json()["result"]["points"]) == len(enrolled)
     refused = call(server, "POST", "fingers/duplicates", {})
     assert refused.status_code == 409 and "without embeddings" in refused.text, refused.text
+    command = run("images", "duplicates", "fingers", "--no-wait", "--url", server.url, check=False)
+    assert command.returncode != 0 and "without embeddings" in command.stderr, command.stderr
 
 
 def test_archives_and_folders_of_templates(server, templates, tmp_path):

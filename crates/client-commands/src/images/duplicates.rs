@@ -14,7 +14,7 @@ use crate::poll::poll;
 
 /// Interval between two requests for the progress.
 const POLL: Duration = Duration::from_millis(500);
-/// Status of a request for a job that is running already.
+/// Status of a request for a job that is running already, and for a collection without embeddings.
 const CONFLICT: u16 = 409;
 /// Hint if the progress cannot be read.
 const CONTINUES: &str =
@@ -77,7 +77,11 @@ pub(super) fn run(args: &DuplicatesArgs) -> CommandResult {
         return print(if cancelled { "cancelled\n" } else { "the result is removed\n" });
     }
     let reply = client.call("POST", &job, RequestContent::Json(&request(args)))?;
-    if reply.status == CONFLICT {
+    let has_job = || -> CommandResult<bool> {
+        Ok(client.call("GET", &job, RequestContent::None)?.good().is_ok())
+    };
+    // A collection that cannot be searched for duplicates has the same status, and no job.
+    if reply.status == CONFLICT && has_job()? {
         print_note("a search is running already; its options hold");
     } else {
         reply.good()?;
