@@ -154,7 +154,8 @@ def test_the_quality_that_a_template_states_counts(server, templates):
     refused = call(server, "PUT", "rated", bytes(poor), kind="fingerprint", quality_min=40)
     assert refused.status_code == 400 and "quality is 20" in refused.text, refused.text
     good(call(server, "PUT", "rated", bytes(poor), kind="fingerprint", quality_min=20))
-    good(call(server, "PUT", "rated", templates[6], quality_min=100))
+    # SourceAFIS states none.
+    good(call(server, "PUT", "rated", templates[4], quality_min=100))
     body = {"filter": {"must": [{"key": "image.quality", "match": {"value": 20}}]}}
     counted = requests.post(f"{server.url}/collections/rated/points/count", json=body, timeout=TIMEOUT_S)
     assert counted.json()["result"]["count"] == 1, counted.text
@@ -215,6 +216,17 @@ def hand(server: Server, pictures: dict[int, str], fingers: list[int]) -> bytes:
     whole[LENGTH_AT] = len(whole).to_bytes(4, "big")
     whole[VIEWS_AT] = len(fingers)
     return bytes(whole)
+
+
+def test_a_template_states_finger_and_quality(server, pictures):
+    file = bytearray(hand(server, pictures, [4]))
+    file[QUALITY_AT] = 70
+    stored = good(call(server, "PUT", "stated", bytes(file), kind="fingerprint"))
+    for format in list(FORMATS)[:4]:
+        template = call(server, "GET", f"stated/{stored['id']}/template", format=format).content
+        assert good(call(server, "POST", "stated/features", template))["quality"] == 70, format
+        good(call(server, "PUT", f"again-{format}", template, kind="fingerprint"))
+        assert good(call(server, "GET", f"again-{format}"))["images"][0]["payload"] == {"finger": 1}, format
 
 
 @pytest.mark.parametrize("background", [{}, {"background": 1}], ids=["ordinary", "background"])

@@ -9,12 +9,13 @@ use bytes::Bytes;
 use image_features::collection::ImageCollection;
 use image_features::features::{self, DecodingInput, MinutiaeSource};
 use image_features::point_checks::{self, stored_graph};
+use image_features::print_files::stated_print;
 use image_features::settings::ImageKind;
 use image_features::template_file::{self, is_template};
 use matching::template::{self, TemplateFormat};
 use matching::{Graph, MatchOptions, Probe, Scratch};
 use search::collection::PointParts;
-use search::points::PointId;
+use search::points::{FetchedPoint, PointId};
 use search::registry::NamedCollection;
 use serde_json::{Value, json};
 use transport::ByteBudget;
@@ -120,7 +121,8 @@ pub(crate) async fn verify(
     services.pool.run_wanted(work).await
 }
 
-/// Returns the template of a stored fingerprint.
+/// Returns the template of a stored fingerprint. It states the finger and the quality of the print,
+/// if the payload has them.
 ///
 /// # Errors
 /// As [`verify`]; `InvalidArgument` if the format cannot hold it.
@@ -131,7 +133,12 @@ pub(crate) async fn template(
     format: TemplateFormat,
 ) -> Result<Vec<u8>> {
     let target = prints_of(services, name)?;
-    let work = move || template::write(&stored(&target.named, &id)?, format);
+    let work = move || {
+        let parts = PointParts { embedding: false, record: true, payload: true };
+        let point = stored_point(&target.named, &id, parts)?;
+        let graph = stored_graph(&id, &point.record)?;
+        template::write_stating(&graph, stated_print(&point.payload), format)
+    };
     services.pool.run_wanted(work).await
 }
 
@@ -182,10 +189,17 @@ pub(crate) fn read_to_compare(budget: &Arc<ByteBudget>, bytes: &[u8]) -> Result<
 
 fn stored(named: &NamedCollection, id: &PointId) -> Result<Graph> {
     let parts = PointParts { embedding: false, record: true, payload: false };
+    stored_graph(id, &stored_point(named, id, parts)?.record)
+}
+
+/// Returns the parts of a stored point.
+///
+/// # Errors
+/// `NotFound`; the errors of the collection.
+fn stored_point(named: &NamedCollection, id: &PointId, parts: PointParts) -> Result<FetchedPoint> {
     let point = named.get_parts(&[*id], parts).into_iter().next();
     let missing = || Error::not_found(format!("there is no image {id}"));
-    let point = point.ok_or_else(missing)??.ok_or_else(missing)?;
-    stored_graph(id, &point.record)
+    point.ok_or_else(missing)??.ok_or_else(missing)
 }
 
 #[cfg(test)]

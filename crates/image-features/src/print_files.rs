@@ -7,12 +7,12 @@
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use matching::template::{self, TemplateFormat};
+use matching::template::{self, StatedPrint, TemplateFormat};
 use search::points::PointId;
 use serde_json::{Map, Value, json};
 use vision::Format;
 
-use super::features::{FOUND_AGAIN, MinutiaeSource, check_minutiae, id_of};
+use super::features::{BLOCK, FOUND_AGAIN, MinutiaeSource, check_minutiae, id_of};
 use super::template_file::FileFormat;
 
 /// Maximum prints of a file: four impressions of each finger, and more.
@@ -40,6 +40,13 @@ pub struct PrintFile {
 /// Returns the person that a payload names. Null and an empty text name no person.
 pub fn named_person(payload: &Map<String, Value>) -> Option<&Value> {
     payload.get(PERSON).filter(|person| !person.is_null() && person.as_str() != Some(""))
+}
+
+/// Returns the finger and the quality of a stored print, from its payload.
+pub fn stated_print(payload: &Map<String, Value>) -> StatedPrint {
+    let byte = |value: &Value| value.as_u64().and_then(|number| u8::try_from(number).ok());
+    let quality = payload.get(BLOCK).and_then(|block| block.get("quality"));
+    StatedPrint { finger: payload.get(FINGER).and_then(byte), quality: quality.and_then(byte) }
 }
 
 /// A print that cannot be extracted from its file, or has no minutiae.

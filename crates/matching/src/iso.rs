@@ -24,8 +24,8 @@
 use base::{Error, Result};
 
 use crate::graph::Graph;
-use crate::template::TemplateView;
 use crate::template::fields::{Fields, check, put_minutiae, put_size};
+use crate::template::{StatedPrint, TemplateView};
 
 const MAGIC: &[u8; 8] = b"FMR\0 20\0";
 /// Bytes of magic, length, equipment, size, resolution, views and reserved.
@@ -67,6 +67,14 @@ pub(crate) fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
 /// `InvalidArgument` if the format cannot hold the graph: descriptors, more than 255 vertices,
 /// coordinates outside 0 to 16383, or a kind above 2.
 pub fn write(graph: &Graph) -> Result<Vec<u8>> {
+    write_stating(graph, StatedPrint::default())
+}
+
+/// Writes a template as [`write()`] does, with the finger and the quality of the print.
+///
+/// # Errors
+/// As [`write()`].
+pub(crate) fn write_stating(graph: &Graph, stated: StatedPrint) -> Result<Vec<u8>> {
     check(graph)?;
     let count = graph.vertices.len();
     let length = HEADER_BYTES + 4 + count * MINUTIA_BYTES + 2;
@@ -76,8 +84,8 @@ pub fn write(graph: &Graph) -> Result<Vec<u8>> {
     out.extend([0, 0]);
     put_size(graph, &mut out);
     out.extend([1, 0]);
-    // Finger position unknown, first view of a live scan, quality not stated.
-    out.extend([0, 0, 0, count as u8]);
+    // First view of a live scan.
+    out.extend([stated.finger_byte(), 0, stated.quality_byte(), count as u8]);
     put_minutiae(graph, STEPS, &mut out);
     out.extend([0, 0]);
     Ok(out)

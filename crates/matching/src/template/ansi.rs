@@ -15,10 +15,10 @@
 
 use base::Result;
 
-use super::TemplateView;
 use super::fields::{
     Fields, MINUTIA_BYTES, check, put_minutiae, put_size, stated_finger, stated_quality,
 };
+use super::{StatedPrint, TemplateView};
 use crate::graph::Graph;
 
 const MAGIC_2004: &[u8; 8] = b"FMR\0 20\0";
@@ -82,7 +82,7 @@ pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<TemplateView>> {
 }
 
 /// Writes the template of one graph in the format of ANSI INCITS 378-2004.
-pub(super) fn write_2004(graph: &Graph) -> Result<Vec<u8>> {
+pub(super) fn write_2004(graph: &Graph, stated: StatedPrint) -> Result<Vec<u8>> {
     check(graph)?;
     let length = HEADER_2004 + VIEW_2004 + graph.vertices.len() * 6;
     let mut out = Vec::with_capacity(length);
@@ -92,14 +92,15 @@ pub(super) fn write_2004(graph: &Graph) -> Result<Vec<u8>> {
     out.extend([0; 6]);
     put_size(graph, &mut out);
     out.extend([1, 0]);
-    out.extend([0, 0, 0, graph.vertices.len() as u8]);
+    let count = graph.vertices.len() as u8;
+    out.extend([stated.finger_byte(), 0, stated.quality_byte(), count]);
     put_minutiae(graph, STEPS, &mut out);
     out.extend([0, 0]);
     Ok(out)
 }
 
 /// Writes the template of one graph in the format of ANSI INCITS 378-2009.
-pub(super) fn write_2009(graph: &Graph) -> Result<Vec<u8>> {
+pub(super) fn write_2009(graph: &Graph, stated: StatedPrint) -> Result<Vec<u8>> {
     check(graph)?;
     let length = HEADER_2009 + VIEW_2009 + graph.vertices.len() * 6;
     let mut out = Vec::with_capacity(length);
@@ -107,7 +108,7 @@ pub(super) fn write_2009(graph: &Graph) -> Result<Vec<u8>> {
     out.extend((length as u32).to_be_bytes());
     out.extend([0; 7]);
     out.extend([1, 0]);
-    out.extend([0; 8]);
+    out.extend([stated.finger_byte(), 0, 0, stated.quality_byte(), 0, 0, 0, 0]);
     put_size(graph, &mut out);
     out.push(graph.vertices.len() as u8);
     put_minutiae(graph, STEPS, &mut out);

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use base::{Error, Result};
 
-use super::TemplateView;
+use super::{StatedPrint, TemplateView};
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
 
 /// 500 dots per inch in pixels per centimetre, as the standards round it. It is the resolution of
@@ -26,6 +26,18 @@ pub(crate) fn stated_quality(byte: u8) -> Option<u8> {
 /// Returns the finger that a byte states. 0 states none, and 13 to 15 several fingers.
 pub(crate) fn stated_finger(byte: u8) -> Option<u8> {
     (1..=10).contains(&byte).then_some(byte)
+}
+
+impl StatedPrint {
+    /// Returns the byte of the finger: 0 if it is unknown.
+    pub(crate) fn finger_byte(self) -> u8 {
+        self.finger.and_then(stated_finger).unwrap_or(0)
+    }
+
+    /// Returns the byte of the quality: 0 if it is unknown.
+    pub(crate) fn quality_byte(self) -> u8 {
+        self.quality.and_then(stated_quality).unwrap_or(0)
+    }
 }
 
 /// Reader of a template's fields, in order. Numbers are big-endian.

@@ -12,14 +12,16 @@
 
 use base::{Error, Result};
 
-use super::TemplateView;
 use super::fields::{Fields, check, put_minutiae, put_resolution, stated_finger, stated_quality};
+use super::{StatedPrint, TemplateView};
 use crate::graph::Graph;
 
 const MAGIC: &[u8; 8] = b"FMR\x00030\0";
 const HEADER_BYTES: usize = 15;
 /// Bytes of a representation without minutiae, quality records and extended data.
 const VIEW_BYTES: usize = 34;
+/// Bytes of a quality record: quality, vendor and algorithm.
+const QUALITY_BYTES: usize = 5;
 /// Steps of an angle in a turn.
 const STEPS: u32 = 256;
 
@@ -61,7 +63,7 @@ fn view(input: &mut Fields<'_>, certified: bool) -> Result<TemplateView> {
     let length = input.number(4)? as usize;
     let _date_and_sensor = input.take(14)?;
     let records = input.number(1)? as usize;
-    let scores = input.take(records * 5)?.iter().step_by(5);
+    let scores = input.take(records * QUALITY_BYTES)?.iter().step_by(QUALITY_BYTES);
     let quality = scores.copied().find_map(stated_quality);
     if certified {
         let certificates = input.number(1)? as usize;
@@ -92,20 +94,26 @@ fn view(input: &mut Fields<'_>, certified: bool) -> Result<TemplateView> {
 }
 
 /// Writes one representation.
-pub(super) fn write(graph: &Graph) -> Result<Vec<u8>> {
+pub(super) fn write(graph: &Graph, stated: StatedPrint) -> Result<Vec<u8>> {
     check(graph)?;
-    let view = VIEW_BYTES + graph.vertices.len() * 6;
+    let quality = stated.quality_byte();
+    let records = usize::from(quality != 0);
+    let view = VIEW_BYTES + records * QUALITY_BYTES + graph.vertices.len() * 6;
     let mut out = Vec::with_capacity(HEADER_BYTES + view + 2);
     out.extend(MAGIC);
     out.extend(((HEADER_BYTES + view) as u32).to_be_bytes());
     out.extend([0, 1, 0]);
     out.extend((view as u32).to_be_bytes());
-    // The date is not stated; sensor unknown; no quality record.
+    // The date is not stated; sensor unknown.
     out.extend([0xFF; 9]);
     out.extend([0; 5]);
-    out.push(0);
-    // Finger position unknown, first view.
-    out.extend([0, 0]);
+    out.push(records as u8);
+    if records > 0 {
+        // Vendor and algorithm are not stated.
+        out.extend([quality, 0, 0, 0, 0]);
+    }
+    // First view of the finger.
+    out.extend([stated.finger_byte(), 0]);
     put_resolution(&mut out);
     out.push(0);
     out.extend(graph.width.to_be_bytes());

@@ -102,6 +102,16 @@ impl FromStr for TemplateFormat {
     }
 }
 
+/// Finger and quality of a print, which a written template states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatedPrint {
+    /// Finger, 1 to 10 as in [`TemplateView::finger`]. A template with another number states no
+    /// finger.
+    pub finger: Option<u8>,
+    /// Quality, 1 to 100. A template with another number states no quality.
+    pub quality: Option<u8>,
+}
+
 /// A finger view of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemplateView {
@@ -146,18 +156,32 @@ pub fn views(bytes: &[u8]) -> Result<Vec<TemplateView>> {
     }
 }
 
-/// Writes the template of one graph: one view, 500 dots per inch, no extended data.
+/// Writes the template of one graph: one view, 500 dots per inch, no extended data. The template
+/// states no finger and no quality.
+///
+/// # Errors
+/// As [`write_stating`].
+pub fn write(graph: &Graph, format: TemplateFormat) -> Result<Vec<u8>> {
+    write_stating(graph, StatedPrint::default(), format)
+}
+
+/// Writes the template of one graph as [`write()`] does, with the finger and the quality of the
+/// print. A template of `SourceAFIS` has neither.
 ///
 /// # Errors
 /// `InvalidArgument` if the format cannot hold the graph: descriptors, more than 255 vertices,
 /// coordinates outside 0 to 16383, or a kind above 2. `SourceAFIS` holds 256 vertices, and
 /// coordinates from -10000 to 10000.
-pub fn write(graph: &Graph, format: TemplateFormat) -> Result<Vec<u8>> {
+pub fn write_stating(
+    graph: &Graph,
+    stated: StatedPrint,
+    format: TemplateFormat,
+) -> Result<Vec<u8>> {
     match format {
-        TemplateFormat::Iso2005 => iso::write(graph),
-        TemplateFormat::Iso2011 => iso2011::write(graph),
-        TemplateFormat::Ansi2004 => ansi::write_2004(graph),
-        TemplateFormat::Ansi2009 => ansi::write_2009(graph),
+        TemplateFormat::Iso2005 => iso::write_stating(graph, stated),
+        TemplateFormat::Iso2011 => iso2011::write(graph, stated),
+        TemplateFormat::Ansi2004 => ansi::write_2004(graph, stated),
+        TemplateFormat::Ansi2009 => ansi::write_2009(graph, stated),
         TemplateFormat::SourceAfis => sourceafis::write(graph),
     }
 }

@@ -1,6 +1,6 @@
 //! ISO/IEC 19794-2 and the other formats of templates.
 
-use matching::template::{self, TemplateFormat};
+use matching::template::{self, StatedPrint, TemplateFormat};
 use matching::{Graph, Vertex, iso, synthetic};
 use proptest::prelude::*;
 
@@ -127,6 +127,27 @@ fn stated_qualities_are_read() {
     }
     let bytes = template::write(&graph, TemplateFormat::SourceAfis).unwrap();
     assert_eq!(quality(&bytes), None);
+}
+
+#[test]
+fn finger_and_quality_are_written() {
+    let graph = synthetic::fingerprint(3);
+    for format in TemplateFormat::ALL {
+        let stated = |finger, quality| {
+            let print = StatedPrint { finger: Some(finger), quality: Some(quality) };
+            let bytes = template::write_stating(&graph, print, format).unwrap();
+            assert_eq!(TemplateFormat::of(&bytes), Some(format));
+            let view = template::views(&bytes).unwrap().remove(0);
+            assert_eq!(view.graph.vertices.len(), graph.vertices.len(), "{format}");
+            (view.finger, view.quality)
+        };
+        // SourceAFIS has no place for them.
+        let is_held = format != TemplateFormat::SourceAfis;
+        assert_eq!(stated(7, 63), (is_held.then_some(7), is_held.then_some(63)), "{format}");
+        for (finger, quality) in [(0, 0), (11, 101)] {
+            assert_eq!(stated(finger, quality), (None, None), "{format}");
+        }
+    }
 }
 
 #[test]
