@@ -14,7 +14,7 @@ pub struct AudioConfig {
     /// Largest recording in bytes that goes to a temporary file, as its format or its client
     /// requires.
     pub spool_bytes_max: u64,
-    /// Directory of these files, which are unnamed; `None` is the system's temporary directory.
+    /// Directory of temporary files, which are unnamed; `None` is the system's temporary directory.
     pub spool_dir: Option<PathBuf>,
     /// Directory of the enrolled speakers, with one file per recogniser; `None` disables enrolment.
     pub speakers_dir: Option<PathBuf>,

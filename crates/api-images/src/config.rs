@@ -15,7 +15,7 @@ pub struct ImagesConfig {
     pub directory: Option<PathBuf>,
     /// Directory or URL of the originals; `None` is a directory beside the collections.
     pub originals: Option<String>,
-    /// Options of that URL.
+    /// Options of the store of originals if `originals` is a URL.
     pub originals_options: StoreOptions,
     /// Model that embeds images; `None` is the only served model whose input can be an image.
     pub embedding_model: Option<String>,

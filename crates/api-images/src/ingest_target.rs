@@ -166,7 +166,7 @@ fn refuse_whole(file: &FilePrints, prints: &mut [PrintOutcome]) -> bool {
 struct PrintResults {
     prints: Mutex<Vec<PrintOutcome>>,
     report: Option<BulkReporter>,
-    /// The file, if the print that has all of it is still to be added.
+    /// The file, until its print that keeps the whole file is added.
     next: Option<Arc<BulkPrints>>,
 }
 

@@ -65,7 +65,7 @@ pub struct PipelineOptions {
     /// Name of the thread that reads and decodes. It has ended when [`recognise`] returns a
     /// summary. After an error it ends, and drops the input, as soon as its current read returns.
     pub reader: String,
-    /// Measures the work of that thread, step by step.
+    /// Meter for the work of the thread that reads and decodes, step by step.
     pub read_meter: Option<Arc<dyn ReadMeter>>,
 }
 

@@ -59,7 +59,7 @@ struct SpeakerFile {
 struct Voice {
     /// Number of enrolled embeddings.
     embeddings: u64,
-    /// Mean of their unit vectors.
+    /// Mean of the unit vectors of the enrolled embeddings.
     vector: Vec<f32>,
 }
 

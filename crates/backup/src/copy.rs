@@ -19,7 +19,7 @@ pub struct BackupCopy<'a> {
     pub backup: &'a BackupId,
     /// Store that receives the copy.
     pub to: &'a BackupStore,
-    /// Name of the collection in that store.
+    /// Name of the collection in the store that receives the copy.
     pub name: &'a str,
     /// Id under which the other store lists the copy.
     pub id: &'a BackupId,

@@ -161,7 +161,7 @@ pub struct LogWriter<B> {
     check: Option<FloorCheck>,
     /// Latest request.
     request: RequestId,
-    /// Request of the states before [`WriterState::Owning`].
+    /// Request whose answer is awaited in the states before [`WriterState::Owning`].
     expected: RequestId,
 }
 

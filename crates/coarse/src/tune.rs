@@ -30,7 +30,7 @@ pub(super) const MEASURED_HITS: usize = 10;
 const QUERIES_MAX: usize = 256;
 /// Minimum rows used as queries, if there are as many.
 const QUERIES_MIN: usize = 32;
-/// Number of rows per query, between those limits.
+/// Number of rows per query, from which the number of queries follows.
 const ROWS_A_QUERY: usize = 64;
 /// Number of rows compared with all queries at a time.
 const TRUTH_ROWS: usize = 96;
@@ -51,7 +51,7 @@ const WIDE_SHARES: [f64; 2] = [0.5, 1.0];
 /// Maximum number of rows that a search scans with a share of [`WIDE_SHARES`]. Without a maximum, a
 /// merge could make searches of a segment of any size four times as slow.
 const WIDE_ROWS_MAX: usize = 1 << 20;
-/// Candidates in these trials, for [`MEASURED_HITS`] hits.
+/// Candidates in the trials with [`WIDE_SHARES`], for [`MEASURED_HITS`] hits.
 const WIDE_REFINE: [usize; 2] = [160, 320];
 /// Recall at which the grid ends.
 const RECALL_ENOUGH: f32 = 0.995;

@@ -45,7 +45,7 @@ pub(crate) struct LoadedModule {
 struct TorchModel {
     /// The module as loaded. If it has a state, only its forks are run.
     module: TorchModule,
-    /// Dropped after the module.
+    /// Memory of the parameters. It is dropped after the module.
     memory: ParameterMemory,
     plan: ForwardPlan,
     device: Device,

@@ -90,7 +90,7 @@ impl PayloadPaths {
         Ok(root)
     }
 
-    /// Adds a path to the tree. A path through the number of one element covers no value.
+    /// Adds a path to the tree. A path with the position of one element of a list covers no value.
     fn add(&mut self, path: &str) {
         let mut at = self;
         let mut next = Some(path);

@@ -19,7 +19,7 @@ const ALAC_FRAMES_MAX: u32 = 1 << 16;
 /// A decoder that survives damaged packets.
 pub(super) struct PacketDecoder {
     parameters: CodecParameters,
-    /// `None` between a panic and the next packet.
+    /// Decoder of the library. `None` between a panic and the next packet.
     decoder: Option<Box<dyn Decoder>>,
     buffer: Option<SampleBuffer<f32>>,
     /// Number of channels of every block: as many as in the first.

@@ -169,7 +169,7 @@ pub(super) fn find(bytes: &mut InputBytes) -> Option<usize> {
 /// Bytes that a search for the next frame has skipped so far.
 struct SkippedBytes {
     count: usize,
-    /// True if all of them are zero.
+    /// True if all skipped bytes are zero.
     zeros: bool,
 }
 

@@ -102,7 +102,7 @@ fn a_law(byte: u8) -> f32 {
     value as f32 / 32768.0
 }
 
-/// Returns the value of a byte of G.711 mu-law: the same with all bits inverted and a bias.
+/// Returns the value of a byte of G.711 mu-law: fields as in A-law, all bits inverted, and a bias.
 fn mu_law(byte: u8) -> f32 {
     let turned = !byte;
     let exponent = u32::from(turned >> 4 & 7);

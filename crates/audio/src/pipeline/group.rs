@@ -18,9 +18,11 @@ pub(super) struct RunGroup {
     pub(super) model: Option<Arc<dyn AudioModel>>,
     /// State that is passed from run to run here.
     pub(super) carried: Vec<NamedTensor>,
-    /// Run in flight, its windows, and their number in each lane.
+    /// Run in flight.
     pub(super) pending: Option<PendingRun>,
+    /// Windows of the run in flight.
     pub(super) members: Vec<GroupMember>,
+    /// Number of windows of the run in flight in each lane.
     pub(super) count: usize,
 }
 

@@ -15,7 +15,7 @@ const FULL_RUN_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Outcome of one run: its windows that count.
 pub(super) struct RunOutcome {
-    /// Number of the first of these windows.
+    /// Number of the first window that counts.
     pub(super) first: u64,
     pub(super) facts: Vec<WindowInfo>,
     pub(super) answer: Result<RunScores>,
@@ -24,9 +24,11 @@ pub(super) struct RunOutcome {
 /// Windows that run one after the other.
 pub(super) struct AudioPiece {
     pub(super) number: u64,
-    /// First window, first window that counts, and the one after the last.
+    /// First window.
     pub(super) first: u64,
+    /// First window that counts.
     pub(super) keep: u64,
+    /// Window after the last.
     pub(super) end: u64,
     /// Next expected window.
     pub(super) next: u64,
@@ -39,7 +41,7 @@ pub(super) struct AudioPiece {
 
 /// The windows of one run.
 pub(super) struct RunChunk {
-    /// Arrival of the first of them.
+    /// Arrival of the first window.
     pub(super) since: Instant,
     pub(super) first: u64,
     pub(super) facts: Vec<WindowInfo>,

@@ -18,8 +18,9 @@ pub(super) struct SpeakerLabeller {
     speakers: Option<Speakers>,
     embeddings: bool,
     rate: f64,
-    /// Samples of a window, and from one window to the next.
+    /// Number of samples of a window.
     window: f64,
+    /// Number of samples from one window to the next.
     hop: f64,
     rows: usize,
     tracks: LabelMerger,

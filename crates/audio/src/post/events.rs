@@ -77,7 +77,7 @@ impl EventLabeller {
         grid.seconds(settled.min_by(f64::total_cmp).unwrap_or(next))
     }
 
-    /// Ends with the recording.
+    /// Ends the labels at the end of the recording.
     pub(super) fn finish(&mut self, samples: u64, windows: u64, out: &mut Vec<Label>) {
         self.silence_until(windows, out);
         let classes = &mut self.classes;

@@ -15,7 +15,7 @@ pub(super) struct MovingMean {
     width: usize,
     /// Frames that the next mean may cover.
     frames: VecDeque<ScoreFrame>,
-    /// Number of them whose mean was emitted.
+    /// Number of frames in `frames` whose mean was emitted.
     done: usize,
     sums: Vec<f64>,
     means: Vec<f32>,

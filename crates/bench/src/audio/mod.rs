@@ -168,8 +168,9 @@ impl BenchAudioArgs {
 struct AudioSetup<'a> {
     args: &'a BenchAudioArgs,
     env: &'a BenchEnv,
-    /// The whole recording, and its beginning for the sweep.
+    /// The whole recording.
     recording: PathBuf,
+    /// The beginning of the recording, for the sweep.
     short: PathBuf,
     cores: usize,
 }

@@ -17,12 +17,13 @@ pub(super) struct CrashReport {
     acknowledged: u64,
     lost: u64,
     corrupt: u64,
-    /// Number of kills before the collection was open, and kills while a segment was being written.
+    /// Number of kills before the collection was open.
     killed_early: u32,
+    /// Number of kills while a segment was being written.
     killed_while_sealing_or_merging: u32,
-    /// Changes that were not acknowledged when the writer was killed, and the number of them that
-    /// were found.
+    /// Number of changes that were not acknowledged when the writer was killed.
     unacknowledged: u64,
+    /// Number of unacknowledged changes that were found.
     unacknowledged_found: u64,
     checked: u64,
     files_written: u64,

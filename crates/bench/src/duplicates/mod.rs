@@ -99,8 +99,9 @@ struct DuplicatesReport {
     recall: f64,
     precision: f64,
     seconds: f64,
-    /// Largest resident memory during the search, and that before it.
+    /// Largest resident memory during the search.
     rss_mb: f64,
+    /// Resident memory before the search.
     rss_before_mb: f64,
     points_per_second: f64,
     pairs: u64,

@@ -87,22 +87,27 @@ impl Times {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyQueryResult {
     pub(super) ask: CopyQuery,
-    /// True if the photograph is first by the file's embedding, among the candidates of that
-    /// embedding, and first in the end.
+    /// True if the photograph is first by the file's embedding.
     pub(super) coarse_first: bool,
+    /// True if the photograph is among the candidates of the file's embedding.
     pub(super) is_candidate: bool,
+    /// True if the photograph is first in the final result.
     pub(super) final_first: bool,
-    /// Score of the photograph if it was matched, and true if that score is accepted.
+    /// Score of the photograph if it was matched.
     pub(super) score: f32,
+    /// True if the score of the photograph is accepted.
     pub(super) accepted: bool,
-    /// Number of other images that were accepted, the best score of one, and its number.
+    /// Number of other images that were accepted.
     pub(super) wrong: usize,
+    /// Best score of another image that was accepted.
     pub(super) wrong_score: f32,
+    /// Number of the other image with the best score.
     pub(super) wrong_photo: Option<usize>,
     /// Number of other images that were matched, in the search and in those for views.
     pub(super) wrong_compared: usize,
-    /// Further views that were searched for, and the one that had an accepted match.
+    /// Number of further views that were searched for.
     pub(super) views: usize,
+    /// View that had an accepted match.
     pub(super) matched_view: Option<ViewKind>,
     pub(super) times: Times,
 }

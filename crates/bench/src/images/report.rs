@@ -26,14 +26,17 @@ pub(super) struct ImagesReport {
     final_never_below_coarse: bool,
     /// Number of copies whose photograph came first by embedding but not in the final result.
     spoilt: usize,
-    /// Accepted wrong images: for images that are not in the set, and for copies of those in the
-    /// set.
+    /// Number of accepted wrong images.
     false_accepts: usize,
+    /// Accepted wrong images of queries for images that are not in the set.
     false_accepts_held_out: usize,
+    /// Accepted wrong images of queries with copies of images in the set.
     false_accepts_in_set: usize,
-    /// Best score of a wrong image, and the threshold.
+    /// Best score of a wrong image.
     wrong_score_max: f32,
+    /// Query and wrong image with the best score.
     wrong_pair: Option<[String; 2]>,
+    /// Score from which a match is accepted.
     accept: f32,
     /// Number of pairs of a query and a wrong image that were matched.
     wrong_pairs_matched: usize,

@@ -26,12 +26,14 @@ pub(super) struct KillResults {
     /// Number of kills while images were added. The others came after the last image of their
     /// folder.
     pub(super) interrupted: u32,
-    /// Images acknowledged in any life, and the number of checks of them in all lives together.
+    /// Number of images acknowledged in any life.
     pub(super) acknowledged: u64,
+    /// Number of checks of acknowledged images in all lives together.
     pub(super) checked: u64,
     pub(super) lost: u64,
-    /// Files that were read and compared, and the number of them that differ.
+    /// Number of files that were read and compared.
     pub(super) read: u64,
+    /// Number of files that differ.
     pub(super) damaged: u64,
     pub(super) start_ms_max: f64,
 }

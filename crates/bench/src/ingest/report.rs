@@ -43,8 +43,9 @@ struct RoundReport {
 pub(super) struct IngestReport {
     control: IngestArmReport,
     ingest: IngestArmReport,
-    /// The ingest arm's p99 as a multiple of the control arm's, and the goal for it.
+    /// The ingest arm's p99 as a multiple of the control arm's.
     p99_ratio: f64,
+    /// Goal for `p99_ratio`.
     p99_ratio_wanted: f64,
     /// Acknowledged images that were missing after a kill.
     lost: u64,
@@ -59,9 +60,11 @@ pub(super) struct IngestReport {
     searches_per_s: f64,
     search_alone_ms: f64,
     images_per_s_alone: f64,
-    /// Ingest arm: images a second, flushes of memtables to segments, and merges.
+    /// Images a second in the ingest arm.
     images_per_s: f64,
+    /// Number of flushes of memtables to segments in the ingest arm.
     seals: f64,
+    /// Number of merges in the ingest arm.
     merges: f64,
     points: f64,
     segments: f64,

@@ -68,8 +68,9 @@ struct TenantRound {
     /// Requests of the greedy tenant, by outcome.
     greedy_served: u64,
     greedy_refused: u64,
-    /// Number of requests neither served nor refused, and wrong answers, of both.
+    /// Number of requests of both tenants that were neither served nor refused.
     failed: u64,
+    /// Number of wrong answers to both tenants.
     wrong: u64,
 }
 

@@ -34,9 +34,9 @@ pub(super) struct CauseReport {
     pulses: usize,
     /// Slow requests of the model that overlap a pulse; of a slow client only its own.
     slow: usize,
-    /// Share of these whose first cause is the expected one, in percent.
+    /// Share of the slow requests in `slow` whose first cause is the expected one, in percent.
     named_first_pct: f64,
-    /// First causes of these requests.
+    /// Slow requests in `slow` by first cause.
     named: BTreeMap<String, usize>,
     /// Other slow requests of the model, by first cause.
     elsewhere: BTreeMap<String, usize>,

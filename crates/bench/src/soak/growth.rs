@@ -56,10 +56,11 @@ pub(super) struct SoakReport {
     fd_growth: i64,
     thread_growth: i64,
     cache_growth_mb: f64,
-    /// Medians of the first and of the last window.
+    /// Medians of the first window.
     first: SwapTrace,
+    /// Medians of the last window.
     last: SwapTrace,
-    /// Swaps before the first window, and swaps of a window.
+    /// Number of swaps before the first window, which is also the number of swaps of a window.
     window: usize,
     reasons: Vec<String>,
     wanted: Vec<Goal>,

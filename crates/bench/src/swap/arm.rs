@@ -140,8 +140,9 @@ pub(super) struct SwapRound {
     /// Seconds for which a limit on processor time stopped threads in the whole round, added over
     /// cores.
     pub(super) throttled_s: f64,
-    /// Parameter bytes per swap that were read from storage, and that a live version shared.
+    /// Parameter bytes per swap that were read from storage.
     pub(super) bytes_read: f64,
+    /// Parameter bytes per swap that a live version shared.
     pub(super) bytes_shared: f64,
     pub(super) peak_rss_mb: f64,
     /// Resident memory before the first swap, without the memory reserved for an incoming version.

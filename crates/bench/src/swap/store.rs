@@ -48,7 +48,7 @@ pub(crate) enum StoreKind {
 pub(crate) struct BenchStore {
     /// Directory of the models.
     pub(super) dir: PathBuf,
-    /// URL of that directory.
+    /// URL of the directory of the models.
     pub(super) url: String,
     /// Environment of the servers.
     pub(super) variables: Vec<(&'static str, String)>,

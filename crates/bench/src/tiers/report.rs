@@ -30,9 +30,10 @@ pub(super) struct TiersReport {
     us_per_candidate: f64,
     arms: BTreeMap<&'static str, TierArmReport>,
     curve: Vec<CurveReport>,
-    /// Answers of other arms that were compared with dram's answers, and the number of them that
-    /// differ. An arm with other records than dram is not compared.
+    /// Number of answers of other arms that were compared with dram's answers. An arm with other
+    /// records than dram is not compared.
     compared: usize,
+    /// Number of compared answers that differ.
     wrong: usize,
     not_found: usize,
     wanted: Vec<Goal>,

@@ -65,8 +65,9 @@ pub(super) struct ArmTurns {
     pub(super) name: String,
     pub(super) job: WorkerJob,
     pub(super) warmed: u64,
-    /// One turn a round: with the arguments' clients, and with one.
+    /// One turn a round, with the arguments' clients.
     pub(super) turns: Vec<TurnResult>,
+    /// One turn a round, with one client.
     pub(super) alone: Vec<TurnResult>,
 }
 

@@ -137,7 +137,7 @@ impl TierRecordMaker {
 pub(super) struct TierQuery {
     /// Another impression of the wanted record.
     pub(super) graph: Graph,
-    /// Position of that record.
+    /// Position of the wanted record.
     pub(super) target: TierPosition,
     pub(super) candidates: Vec<RerankCandidate>,
 }

@@ -63,7 +63,7 @@ pub type ImagesCheck = Box<dyn FnOnce(Option<&ImageSettings>) -> Result<()> + Se
 /// Collection that an archive becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportTarget {
-    /// Name.
+    /// Name of the collection.
     pub name: String,
     /// Number of shards.
     pub shards: u32,

@@ -90,7 +90,8 @@ pub(super) struct OwnedShards {
     owned: Mutex<BTreeMap<ShardKey, OwnedShard>>,
     /// Shards whose writers found a newer owner.
     lost: Arc<Mutex<BTreeMap<ShardKey, Epoch>>>,
-    /// Shards whose writers ended soon after their start, and when. They are tried again later.
+    /// Shards whose writers ended soon after their start, each with the time. They are tried again
+    /// later.
     refused: Mutex<BTreeMap<ShardKey, Instant>>,
     acquire_refusal: Mutex<AcquireRefusal>,
     /// True once this node releases all shards.

@@ -130,7 +130,7 @@ pub(super) struct ScannedList {
     pub(super) first_block: usize,
     /// Addition to the cost of every row.
     pub(super) offset: f32,
-    /// Factors of errors.
+    /// Factors of the errors of costs.
     pub(super) radii: ErrorRadii,
 }
 

@@ -9,12 +9,13 @@ use super::record::TrafficRecord;
 pub(super) struct RecordSeries {
     /// Length of an interval in seconds.
     step: u64,
-    /// Ends of the intervals in seconds since the server started, and the bytes of their records.
+    /// Ends of the intervals and lengths of their records.
     index: VecDeque<RecordPlace>,
+    /// Bytes of the records, one after the other.
     bytes: VecDeque<u8>,
     /// Sum of the interval that has not ended yet.
     open: TrafficRecord,
-    /// End of that interval.
+    /// End of the interval that has not ended yet.
     open_end: u64,
 }
 

@@ -45,12 +45,13 @@ pub(super) struct CollectionLatency {
     pub(super) segments: usize,
     /// Number of prints that a query compares exactly, at most.
     pub(super) candidates: usize,
-    /// Share of queries whose finger came first, with one search thread and with all.
+    /// Share of queries whose finger came first, with one search thread.
     pub(super) rank1_one_thread: f64,
+    /// Share of queries whose finger came first, with all search threads.
     pub(super) rank1_all_threads: f64,
     pub(super) p50_one_thread_ms: f64,
     pub(super) p95_one_thread_ms: f64,
-    /// All search threads: one a core, and at least two.
+    /// Number of all search threads: one a core, and at least two.
     pub(super) threads: usize,
     pub(super) p50_all_threads_ms: f64,
     pub(super) p95_all_threads_ms: f64,

@@ -31,16 +31,17 @@ pub(super) struct IdentifyOutcome {
     pub(super) database: String,
     /// Score of the finger's enrolled print.
     pub(super) genuine: f32,
-    /// True if it was a candidate.
+    /// True if the finger's enrolled print was a candidate.
     pub(super) found: bool,
     /// Highest score of another candidate.
     pub(super) impostor: f32,
     /// Number of prints compared exactly.
     pub(super) compared: usize,
-    /// Time of the whole query, and of the index alone.
+    /// Time of the whole query in milliseconds.
     pub(super) ms: f64,
+    /// Time of the index alone in milliseconds.
     pub(super) index_ms: f64,
-    /// True if no print of the gallery has a score as high; `None` if they were not compared.
+    /// True if no print of the gallery has a score as high; `None` if the prints were not compared.
     pub(super) first_of_all: Option<bool>,
 }
 

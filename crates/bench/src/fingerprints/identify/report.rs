@@ -43,8 +43,8 @@ pub(super) struct IdentifyReport {
     /// Queries whose finger is not found with a score that at most one in a thousand queries of
     /// other fingers reaches, in percent.
     fnir_at_fpir_0_1_pct: f64,
-    /// Score of that threshold. With fewer than a thousand queries, no query of another finger has
-    /// a higher one.
+    /// Score that at most one in a thousand queries of other fingers reaches. With fewer than a
+    /// thousand queries, no query of another finger has a higher one.
     threshold: f32,
     #[serde(flatten)]
     server: ServerRates,
@@ -59,12 +59,14 @@ pub(super) struct IdentifyReport {
     collection: Option<CollectionLatency>,
     queries: usize,
     enrolled: usize,
-    /// Minutiae of an enrolled and of a made-up print.
+    /// Mean number of minutiae of an enrolled print.
     minutiae_enrolled: f64,
+    /// Mean number of minutiae of a made-up print.
     minutiae_background: f64,
-    /// Score that one in a hundred pairs of a query and another finger reaches: an enrolled one,
-    /// and a made-up one.
+    /// Score that one in a hundred pairs of a query and an enrolled print of another finger
+    /// reaches.
     impostor_p99_enrolled: f32,
+    /// Score that one in a hundred pairs of a query and a made-up print reaches.
     impostor_p99_background: f32,
     databases: BTreeMap<String, DatabaseRates>,
     goals: Vec<Goal>,
