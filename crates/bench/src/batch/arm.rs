@@ -26,10 +26,11 @@ use loadgen::wire::{Api, ModelEndpoint};
 const LEAD_IN: Duration = Duration::from_millis(100);
 /// Time at the start of each measurement that does not count.
 const WARM_UP: Duration = Duration::from_millis(400);
-/// Time and number of clients of the requests that each arm gets before anything is measured. The
-/// server learns from them what merging costs, and all models settle in memory.
-const ACQUAINTANCE: Duration = Duration::from_secs(2);
-const ACQUAINTANCE_CLIENTS: usize = 32;
+/// Time of the requests that each arm gets before anything is measured. The server learns from them
+/// what merging costs, and all models settle in memory.
+const ARM_WARM_UP: Duration = Duration::from_secs(2);
+/// Number of clients of the requests before anything is measured.
+const ARM_WARM_UP_CLIENTS: usize = 32;
 
 /// A running server, and the requests of its arms.
 pub(super) struct Arms<'a> {
@@ -97,9 +98,8 @@ impl<'a> Arms<'a> {
     /// Sends requests to every arm for a while, without measuring. Returns failures and wrong
     /// answers.
     pub(super) fn warm_up(&self) -> Result<Vec<(BatchArm, Faults)>> {
-        let clients =
-            self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
-        let time = if self.args.quick { self.args.time } else { ACQUAINTANCE };
+        let clients = self.args.clients.iter().copied().max().unwrap_or(1).min(ARM_WARM_UP_CLIENTS);
+        let time = if self.args.quick { self.args.time } else { ARM_WARM_UP };
         let faults = |&arm: &BatchArm| Ok((arm, self.measure(arm, clients, time)?.seen.faults));
         self.args.arms.iter().map(faults).collect()
     }
