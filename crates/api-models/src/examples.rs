@@ -17,8 +17,9 @@ use crate::signatures::default_name;
 
 /// Input of a signature for examples.
 const INPUTS: &str = "inputs";
-/// Outputs of a signature for Classify.
+/// Output of a signature for Classify: names of classes.
 const CLASSES: &str = "classes";
+/// Output of a signature for Classify: scores of classes.
 const SCORES: &str = "scores";
 /// Output of a signature for Regress.
 const OUTPUTS: &str = "outputs";

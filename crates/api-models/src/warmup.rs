@@ -25,8 +25,9 @@ use crate::golden;
 const TF_RECORDS: &str = "assets.extra/tf_serving_warmup_requests";
 /// Path of Open Inference Protocol bodies in the directory of a version or a model.
 const JSON_DIR: &str = "warmup";
-/// Ends of the names of files with one body, and with one body on each line.
+/// Extension of files with one body.
 const BODY: &str = "json";
+/// Extension of files with one body on each line.
 const LINES: &str = "jsonl";
 /// Maximum requests that are read; TensorFlow Serving's limit.
 const REQUESTS_MAX: usize = 1000;

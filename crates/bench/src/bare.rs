@@ -17,8 +17,9 @@ use loadgen::stats::Latencies;
 
 /// Time of a run that judges a number of rows.
 const CALIBRATION_TURN: Duration = Duration::from_millis(250);
-/// Minimum and maximum time of the calibration. A core that was idle is slow at first.
+/// Minimum time of the calibration. A core that was idle is slow at first.
 const CALIBRATION_MIN: Duration = Duration::from_secs(1);
+/// Maximum time of the calibration.
 const CALIBRATION_MAX: Duration = Duration::from_secs(5);
 /// Two guesses count as equal if they differ by at most one part in this many.
 const CALIBRATION_STEPS: usize = 16;

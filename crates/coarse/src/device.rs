@@ -23,10 +23,15 @@ const LAST_HIT: (f32, u32) = (f32::INFINITY, u32::MAX);
 
 /// GPU of the process.
 static GPU: OnceLock<Arc<Gpu>> = OnceLock::new();
+/// Number of queries ranked by the GPU.
 static SEARCHES: AtomicU64 = AtomicU64::new(0);
+/// Number of failed copies or rankings, after which the CPU ranked.
 static FALLBACKS: AtomicU64 = AtomicU64::new(0);
+/// See [`DeviceCounters::limited`].
 static LIMITED: AtomicU64 = AtomicU64::new(0);
+/// See [`DeviceCounters::passes`].
 static PASSES: AtomicU64 = AtomicU64::new(0);
+/// True once a fallback was logged.
 static FALLBACK_LOGGED: AtomicBool = AtomicBool::new(false);
 
 /// Counts since the start of the process.

@@ -15,8 +15,11 @@ static ONNX: &[u8] = include_bytes!("digits/model.onnx");
 static HELD_OUT: &[u8] = include_bytes!("digits/held_out.bin");
 /// Width and height of an image, in pixels.
 const SIDE: usize = 8;
+/// Number of pixels of an image.
 const PIXELS: usize = SIDE * SIDE;
+/// Bytes of an image and its digit.
 const RECORD: usize = PIXELS + 1;
+/// Number of digits.
 const CLASSES: usize = 10;
 /// Number of images that are drawn.
 const DRAWN: usize = 4;

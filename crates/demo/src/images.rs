@@ -10,6 +10,7 @@ use serde_json::Value;
 
 /// Name of the embedding model and of its directory.
 pub(super) const MODEL: &str = "mobilenet-v2";
+/// Name of the collection.
 const COLLECTION: &str = "pictures";
 /// Maximum number of images of the folder: one request each.
 const IMAGES_MAX: usize = 200;

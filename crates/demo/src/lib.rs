@@ -58,9 +58,9 @@ const TEXT_FILE: &str = ocr::FILE;
 const VOICE_FILE: &str = "silero_vad.onnx";
 /// Probability from which a window counts as speech.
 const SPEECH_MIN: f32 = 0.5;
-/// Default size of the click-through model: the smaller of this many bytes and one part in
-/// [`MEMORY_SHARE`] of the memory.
+/// Largest default size of the click-through model, in bytes.
 const BYTES_MAX: u64 = 512 * MIB;
+/// The default size is at most one part in this many of the memory.
 const MEMORY_SHARE: u64 = 16;
 /// Number of rows of a request.
 const BATCH: usize = 32;

@@ -15,8 +15,9 @@ use loadgen::stats::Latencies;
 
 /// Time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
-/// Width of a terminal whose width is unknown, and minimum width of the output.
+/// Width of a terminal whose width is unknown, in characters.
 const COLUMNS: usize = 80;
+/// Minimum width of the output, in characters.
 const COLUMNS_MIN: usize = 20;
 /// Time over which the shown rate is computed.
 const RATE_TIME: Duration = Duration::from_secs(1);

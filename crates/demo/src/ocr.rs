@@ -27,8 +27,9 @@ const HEIGHT_PX: u32 = 48;
 const WIDTH_PX_MAX: u32 = 4096;
 /// Key of the model's metadata with its characters, one a line.
 const CHARACTERS_KEY: &str = "character";
-/// Directory of text lines among the assets, and the file of their words.
+/// Directory of text lines among the assets.
 const LINES_DIR: &str = "lines";
+/// File with the words of the text lines.
 const LINES_FILE: &str = "lines.txt";
 /// Maximum number of lines.
 const LINES_MAX: usize = 4096;

@@ -14,6 +14,7 @@ use loadgen::wire::{Api, ModelEndpoint, read_answer};
 
 /// Number of different requests.
 const REQUESTS: u64 = 32;
+/// Seed of the requests.
 const REQUEST_SEED: u64 = 2026;
 /// Requests and expected answers.
 pub struct Traffic {

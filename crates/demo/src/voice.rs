@@ -9,9 +9,11 @@ use crate::caller::GrpcCaller;
 
 /// Sampling rate of the model's input.
 const RATE_HZ: u32 = 16_000;
-/// Number of samples of one step, and of the previous step's samples that the model gets again.
+/// Number of samples of one step.
 const WINDOW: usize = 512;
+/// Number of the previous step's samples that the model gets again.
 const CONTEXT: usize = 64;
+/// Shape of the model's state.
 const STATE_SHAPE: [usize; 3] = [2, 1, 128];
 /// Longest recording, in windows (about 30 s).
 const WINDOWS_MAX: usize = 1000;

@@ -26,9 +26,9 @@ pub(crate) fn checks() -> Vec<Check> {
 }
 
 const VIRTIO_DEVICES: &str = "/sys/bus/virtio/devices";
-/// Device number of a virtio balloon, and the bit of "free page reporting"
-/// (VIRTIO_BALLOON_F_REPORTING) among its features (Virtual I/O Device specification 1.2, 5.5).
+/// Device number of a virtio balloon (Virtual I/O Device specification 1.2, 5.5).
 const BALLOON: &str = "0x0005";
+/// Bit of "free page reporting" among the balloon's features (VIRTIO_BALLOON_F_REPORTING).
 const REPORTING: usize = 5;
 
 /// Returns true if a virtual machine's balloon reports free pages to the host; `None` without a

@@ -16,8 +16,9 @@ const NAME: &str = "libtorch";
 const FILE: &str = "libmillpond_torch.so";
 /// Directory of the shim in a virtual environment of a checkout.
 const IN_ENVIRONMENT: &str = "millpond";
-/// Python package of the shim, and its directory.
+/// Python package of the shim.
 const PACKAGE: &str = "millpond-torch";
+/// Directory of the package among Python's packages.
 const IN_PACKAGES: &str = "millpond_torch";
 
 /// Returns the shim's absolute path.

@@ -36,8 +36,9 @@ const SETUPS_MAX: usize = STREAMS_MAX;
 /// Maximum streams of flac whose numbers are kept. A reader that returns from the end of a small
 /// file needs all of them, otherwise only the streams that began together last.
 const FLAC_STREAMS_MAX: usize = 4096;
-/// First bytes of the packets of Vorbis that hold comments and settings.
+/// First bytes of the packet of Vorbis that holds comments.
 const COMMENTS: &[u8] = b"\x03vorbis";
+/// First bytes of the packet of Vorbis that holds settings.
 const SETUP: &[u8] = b"\x05vorbis";
 /// Comments of Opus up to the length of the first text, which the number of comments follows.
 const OPUS_COMMENTS: &[u8] = b"OpusTags";

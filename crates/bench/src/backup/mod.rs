@@ -37,14 +37,15 @@ const OPEN_WAIT_MAX: Duration = Duration::from_secs(600);
 const ROWS_MAX: u64 = 50_000_000;
 /// Maximum pairs of windows.
 const PAIRS_MAX: u32 = 1000;
-/// Maximum searches per second, and maximum length of a window in seconds.
+/// Maximum searches per second.
 const QUERIES_MAX: u32 = 100_000;
+/// Maximum length of a window in seconds.
 const WINDOW_S_MAX: u64 = 3600;
 /// Maximum number of kills.
 const KILLS_MAX: u32 = 100_000;
-/// Bytes of disk per point, and per point and value: the collection, its backups and the restored
-/// copy.
+/// Bytes of disk per point: the collection, its backups and the restored copy.
 const ROW_BYTES: u64 = 2048;
+/// Bytes of disk per point and value.
 const DIM_BYTES: u64 = 24;
 
 /// Back a collection up, change 1 % of it, back it up again, and restore it; measure bytes, times,

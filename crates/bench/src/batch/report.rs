@@ -14,9 +14,11 @@ use loadgen::report::{TextTable, ms};
 use loadgen::stats::ratio;
 use loadgen::{print, println};
 
-/// Goal for merging: this factor for this model with this many clients.
+/// Model of the goal for merging.
 const GAIN_MODEL: WorkloadModel = WorkloadModel::Small;
+/// Number of clients of the goal for merging.
 const GAIN_CLIENTS: usize = 70;
+/// Minimum rate with merging as a multiple of the rate without it.
 const GAIN_MIN: f64 = 2.0;
 /// Minimum share of sync that the better of async and padding must reach everywhere.
 const SHARE_MIN: f64 = 0.98;

@@ -8,9 +8,11 @@ use serde_json::Map;
 pub(super) const DIMS: usize = 32;
 /// Number of changes of which one removes a point.
 const DELETE_EVERY: u64 = 5;
-/// Maximum size of a record. One in this many records is long.
+/// Maximum size of a record in bytes, except for long ones.
 const RECORD_BYTES: u64 = 900;
+/// One in this many records is long.
 const LONG_EVERY: u64 = 40;
+/// Maximum size of a long record in bytes.
 const LONG_BYTES: u64 = 9000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

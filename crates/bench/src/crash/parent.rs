@@ -22,6 +22,7 @@ use loadgen::run_folder::RunFolder;
 
 /// One in this many lives ends early, to be killed while the collection is being opened.
 const EARLY_EVERY: u64 = 8;
+/// Part of its time after which a life is ended early.
 const EARLY_SHARE: u32 = 16;
 /// Maximum number of wrong points that are printed.
 const TOLD_MAX: u64 = 20;

@@ -33,8 +33,9 @@ use loadgen::stats::ratio;
 const WRITE_POINTS: u64 = 256;
 /// Maximum points, planted copies and lookalikes.
 const ROWS_MAX: u64 = 20_000_000;
-/// Bytes of disk per point, and per point and value, while segments are merged.
+/// Bytes of disk per point, while segments are merged.
 const ROW_BYTES: u64 = 512;
+/// Bytes of disk per point and value, while segments are merged.
 const DIM_BYTES: u64 = 12;
 /// Interval between two checks of memory and progress.
 const WATCH: Duration = Duration::from_millis(200);

@@ -31,9 +31,10 @@ use report::{CaseResult, FilterReport, Measured};
 
 /// Number of hits that a query asks for and that recall counts.
 const HITS: usize = 10;
-/// Bytes of disk per row, and per row and dimension: our collection while it is merged, then the
-/// files of the other engine and its index.
+/// Bytes of disk per row: our collection while it is merged, then the files of the other engine and
+/// its index.
 const ROW_BYTES: u64 = 1024;
+/// Bytes of disk per row and dimension.
 const DIM_BYTES: u64 = 16;
 
 /// Measure searches with new filters at several selectivities, and their recall.

@@ -14,6 +14,7 @@ const WIDTH: usize = 320;
 const HEIGHT: usize = 240;
 /// Number of shapes of an image.
 const SHAPES: usize = 60;
+/// Quality of the JPEG files.
 const QUALITY: u8 = 85;
 /// Seed of the images.
 const SEED: u64 = 62;

@@ -28,6 +28,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 const QUIET_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time without events after which background work counts as done.
 const QUIET: Duration = Duration::from_millis(1500);
+/// Time between two checks for such events.
 const QUIET_POLL: Duration = Duration::from_millis(100);
 /// Maximum size of a response.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;

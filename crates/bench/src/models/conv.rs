@@ -21,21 +21,25 @@ use loadgen::random::{RandomSequence, at, signed_unit};
 pub(crate) const IMAGE: &str = "x";
 /// Input that the server fills.
 pub(crate) const MASK: &str = "mask";
+/// Output of the model.
 const LOGITS: &str = "logits";
 /// Number of colours of a pixel.
 const COLOURS: usize = 3;
 /// Channels of the stages: a quarter of ResNet-18's.
 const CHANNELS: [usize; 4] = [16, 32, 64, 128];
+/// Number of residual blocks of a stage.
 const BLOCKS: usize = 2;
 /// Number of values in an answer.
 const CLASSES: usize = 100;
-/// Range of the images' sides: 224 plus or minus 50.
+/// Smallest side of an image in pixels: 224 minus 50.
 const SIDE_MIN: usize = 174;
+/// Largest side of an image in pixels: 224 plus 50.
 const SIDE_MAX: usize = 274;
 /// Version of the operator set.
 const OPSET: i64 = 18;
 /// Seed of the parameters.
 const MODEL_SEED: u64 = 41;
+/// Seed of the requests.
 const REQUEST_SEED: u64 = 42;
 /// Revision of the graph, part of the cache key.
 const REVISION: u32 = 1;

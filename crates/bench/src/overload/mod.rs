@@ -52,6 +52,7 @@ const AT_CAPACITY_MAX: Duration = Duration::from_secs(20);
 const SETTLED: Duration = Duration::from_secs(10);
 /// Maximum number of outstanding answers. Further requests are counted and not sent.
 const IN_FLIGHT_MAX: usize = 2048;
+/// Number of connections of the client.
 const CONNECTIONS: usize = 16;
 /// Time before the first request, in which connections are made.
 const LEAD_IN: Duration = Duration::from_millis(200);

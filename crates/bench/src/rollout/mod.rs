@@ -38,19 +38,24 @@ use loadgen::wire::{Api, ModelEndpoint};
 const MODEL: &str = "rollout";
 /// Time before the new version is published.
 const STEADY: Duration = Duration::from_secs(2);
+/// Time of the load before it is measured.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Time between two checks of the rollout.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Longest load of a version.
 const LOAD_MAX: Duration = Duration::from_secs(60);
+/// Number of clients that measure the capacity.
 const CAPACITY_CLIENTS: usize = 8;
 /// Seed of the gaps between requests.
 const SEED: u64 = 73;
 /// Settings of the slow version: a small share, because its runs take much of the machine.
 const SLOW: &str = "[rollout]\ntraffic = 0.05\npromote = \"requests:4000\"\n";
+/// Settings of the failing version.
 const FAILING: &str = "[rollout]\ntraffic = 0.2\npromote = \"requests:4000\"\n";
+/// Settings of the drifting version.
 const DRIFTING: &str =
     "[rollout]\nshadow = 0.2\npromote = \"requests:4000\"\n[rollout.rollback]\ndrift = 0.01\n";
+/// Settings that measure the cost of copies.
 const COPIES: &str = "[rollout]\nshadow = 0.2\npromote = \"hand\"\n";
 
 /// Roll out a slower, a failing and a drifting version under load, and count the requests until

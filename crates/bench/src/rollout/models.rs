@@ -26,6 +26,7 @@ pub(super) const REQUESTS: u64 = 100;
 const POISON: f32 = 5.0;
 /// Layers added to the model to measure the time of one layer.
 const PROBE_LAYERS: usize = 32;
+/// Maximum number of layers that make a version slow.
 const LAYERS_MAX: usize = 20_000;
 /// Number of runs of a measurement.
 const PROBES: usize = 20;

@@ -42,6 +42,7 @@ const LOAD_RATE: f64 = 800e6;
 const DELTA_RESERVE_SHARE: u64 = 10;
 /// Memory reserved for the unused parts of the last slots of these parameters, in bytes.
 const DELTA_RESERVE_SPARE: u64 = 8 * MIB;
+/// Flag of the server for the memory reserved for an incoming version.
 const RESERVE_FLAG: &str = "--swap-reserve";
 /// jemalloc's own defaults instead of Millpond's settings, which are part of the comparison. If
 /// freed pages of the old version were kept for ten seconds as Millpond does, the next version

@@ -42,8 +42,9 @@ const QUICK_BYTES: u64 = 24 * MIB;
 const ROUNDS_MAX: usize = 100;
 /// Maximum number of swaps of a round.
 const SWAPS_MAX: usize = 1000;
-/// Swaps of the arm minute, and the time from one to the next.
+/// Number of swaps of the arm minute.
 const MINUTE_SWAPS: usize = 6;
+/// Time from one swap of the arm minute to the next.
 const MINUTE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Swap a large model under load, and compare request latency with that of a server without swaps.

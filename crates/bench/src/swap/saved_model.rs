@@ -16,6 +16,7 @@ use loadgen::cache;
 const SCRIPT: &str = "scripts/ctr_saved_model.py";
 /// Python of the environment that has TensorFlow.
 const PYTHON: &str = ".venv-test/bin/python";
+/// Advice if that Python is missing.
 const REMEDY: &str = "a SavedModel is made by TensorFlow's Python package; run `make .venv-test/ready`, or give \
     --python PATH";
 /// Directories of files that are needed only while a content is made.

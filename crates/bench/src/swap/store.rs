@@ -21,9 +21,11 @@ use loadgen::scrape::Scrape;
 use super::server::SwapServer;
 use crate::python::PythonScript;
 
-/// S3 server.
+/// Script that serves files as S3 does.
 const SCRIPT: &str = "scripts/s3_files.py";
+/// Python of the environment that runs the script.
 const PYTHON: &str = ".venv-test/bin/python";
+/// Advice if the script cannot run.
 const REMEDY: &str = "give --python PATH, or --store file";
 /// Name of the bucket, which is a directory.
 const BUCKET: &str = "bucket";

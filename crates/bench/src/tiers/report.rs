@@ -16,10 +16,11 @@ use loadgen::report::{TextTable, ms};
 use loadgen::stats::{median, ratio};
 use loadgen::{print, println};
 
-/// Share of cache at which the goals hold, minimum throughput and maximum median latency relative
-/// to dram.
+/// Share of cache at which the goals hold.
 const CLAIM_CACHE: f64 = 0.25;
+/// Minimum throughput relative to dram.
 const THROUGHPUT_RATIO_MIN: f64 = 0.90;
+/// Maximum median latency relative to dram.
 const P50_RATIO_MAX: f64 = 1.10;
 
 /// JSON of `bench tiers`.

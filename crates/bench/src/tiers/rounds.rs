@@ -33,6 +33,7 @@ const BESIDE_BYTES: u64 = 160 << 20;
 /// Processor time of a curve's turn with the default number of queries, in microseconds, over all
 /// threads.
 const CURVE_US: f64 = 1_500_000.0;
+/// Minimum number of queries of a curve's turn.
 const CURVE_QUERIES_MIN: f64 = 4.0;
 /// Number by which the queries of a turn are divided for one client.
 const ALONE_SHARE: usize = 5;

@@ -5,9 +5,9 @@ use matching::{MatchOptions, Probe, Scratch};
 use rustix::time::{ClockId, clock_gettime};
 use search::Scorer;
 
-/// Rounds of work of a calibration, and number of calibrations. The quickest counts, since
-/// disturbances only slow it down.
+/// Rounds of work of a calibration.
 const CALIBRATION_ROUNDS: u64 = 2_000_000;
+/// Number of calibrations. The quickest counts, since disturbances only slow it down.
 const CALIBRATIONS: usize = 9;
 
 /// Scores by matching keypoint graphs.

@@ -24,8 +24,9 @@ use super::{DATA, DAX_MISSING, TiersArgs};
 const RECLAIM_PERIOD: Duration = Duration::from_millis(2);
 /// Number of stretches in which the mapped file is dropped from memory, in turn.
 const RECLAIM_STRETCHES: u64 = 64;
-/// Queries of a batch that warms the cache, and maximum number of such batches.
+/// Number of queries of a batch that warms the cache.
 const WARM_QUERIES: usize = 64;
+/// Maximum number of batches that warm the cache.
 const WARM_BATCHES_MAX: u32 = 4096;
 /// Stream of the queries before the measured ones.
 const EARLIER: u64 = 0;

@@ -49,9 +49,9 @@ const BATCH: u64 = 1000;
 const HITS: usize = 10;
 /// Bytes of a row on disk beside its vector.
 const ROW_BYTES: u64 = 64;
-/// Disk space by that of the rows: of the collection while it is merged, and of the files of
-/// another engine and its index.
+/// Disk space of the collection while it is merged, as a multiple of that of the rows.
 const OWN_COPIES: u64 = 3;
+/// Disk space of the files of another engine and its index, as a multiple of that of the rows.
 const PEER_COPIES: u64 = 4;
 /// Time without codes that move to memory after which none moves.
 const SETTLED: Duration = Duration::from_secs(3);

@@ -11,8 +11,9 @@ use serde::Deserialize;
 
 /// Directory of recognisers inside a project.
 const USUAL_DIR: &str = ".cache/recognisers";
-/// Python package of the provided recognisers, and its directory.
+/// Python package of the provided recognisers.
 const PACKAGE: &str = "millpond-recognisers";
+/// Directory of the package among Python's packages.
 const IN_PACKAGES: &str = "millpond_recognisers";
 /// Settings file of a model.
 const MODEL_FILE: &str = "millpond.toml";

@@ -28,9 +28,13 @@ use crate::serve::settings::{ServeSettings, with_flags};
 
 /// TensorFlow Serving listens on every interface.
 const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+/// Default of `--port`.
 const GRPC_PORT: i64 = 8500;
+/// Default of `--rest_api_timeout_in_ms`.
 const REST_TIMEOUT_MS: i64 = 30_000;
+/// Default of `--max_num_load_retries`.
 const RETRIES: i64 = 5;
+/// Default of `--load_retry_interval_micros`.
 const RETRY_INTERVAL_US: i64 = 60_000_000;
 /// Maximum number of load threads, and of unload threads.
 const LOAD_THREADS_MAX: i64 = lifecycle::THREADS_MAX as i64;
@@ -38,8 +42,9 @@ const LOAD_THREADS_MAX: i64 = lifecycle::THREADS_MAX as i64;
 const GRPC_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// Largest message of gRPC, as in TensorFlow Serving.
 const BODY_BYTES_MAX: usize = i32::MAX as usize;
-/// Arguments of gRPC's channels that have an effect.
+/// Argument of gRPC's channels for the largest message.
 const MESSAGE_LENGTH: &str = "grpc.max_receive_message_length";
+/// Argument of gRPC's channels for the age of connections.
 const CONNECTION_AGE: &str = "grpc.max_connection_age_ms";
 
 /// Everything to start with.

@@ -31,8 +31,9 @@ use super::steps::{JobStep, JobSteps};
 
 /// Maximum number of images that are looked up at the same time.
 const IMAGES_MAX: usize = 1000;
-/// Longest time of all attempts of a lookup, and the pause between two.
+/// Longest time of all attempts of a lookup.
 const LOOKUP_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Pause between two attempts of a lookup.
 const LOOKUP_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum number of batches of lines that wait for the client.
 const BATCHES_MAX: usize = 4;

@@ -43,15 +43,17 @@ const CATCH_UP_MAX: Duration = Duration::from_secs(60);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time of all attempts of one read.
 const READ_WAIT_MAX: Duration = Duration::from_secs(600);
-/// Pause before the second attempt of a read. It doubles up to the longest pause.
+/// Pause before the second attempt of a read. It doubles up to [`READ_PAUSE_MAX`].
 const READ_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause before an attempt of a read.
 const READ_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Longest time between two steps. The steps show other roots that the job runs.
 const CHECKPOINT: Duration = Duration::from_secs(5);
 /// Number of pairs of an object. A smaller number stays in the step.
 const PART_PAIRS: usize = 4096;
-/// Pause between two attempts to create a step, and the longest time of all.
+/// Pause between two attempts to create a step.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
+/// Longest time of all attempts to create a step.
 const STORE_WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// Reason why a job ends before its last page.

@@ -18,6 +18,7 @@ use super::set::LogPart;
 const PART_BYTES: usize = 16 << 20;
 /// Maximum bytes of a part: one of almost [`PART_BYTES`], and one more entry.
 pub(super) const PART_BYTES_MAX: u64 = (PART_BYTES + ENTRY_BYTES_MAX + LENGTH_BYTES) as u64;
+/// Bytes of the length before each entry of a part.
 const LENGTH_BYTES: usize = size_of::<u32>();
 /// Maximum number of entries that are written at the same time. A collection with many shards may
 /// have hundreds of thousands, and a restore has a time limit. The bytes of a part limit their

@@ -14,13 +14,15 @@ use super::scan::{RowCodes, ScannedList};
 use super::store::{FACTORS_OF_LEVELS, FACTORS_OF_SIGNS, LEVELS, SIGNS};
 use super::{Rabitq, RabitqScratch};
 
-/// Parts of lists that are read first, and the factor by which later reads have more.
+/// Number of parts of lists that are read first.
 const PARTS_FIRST: usize = 1;
+/// Factor by which each later read has more parts.
 const PARTS_GROWTH: usize = 2;
 /// Number of rows compared one by one at once. Each may need groups of its own.
 const ROWS_AT_ONCE: usize = 512;
-/// Bytes of the factors of a row or of 32 rows.
+/// Bytes of the factors of a row.
 const ROW_FACTORS_BYTES: usize = 12;
+/// Bytes of the factors of 32 rows.
 const FACTORS_BYTES: usize = FACTORS * 4;
 
 /// Four-bit codes that were read.

@@ -12,6 +12,7 @@ const FRACTION_BITS: u32 = 3;
 const PARTS: usize = 1 << FRACTION_BITS;
 /// Number of octaves of microseconds: up to 134 s.
 const OCTAVES: usize = 27;
+/// Number of buckets.
 const BUCKETS: usize = OCTAVES * PARTS;
 /// Number of histograms of the ring. One of them is being filled.
 const SLOTS: usize = 6;

@@ -12,9 +12,9 @@ use super::gallery::Gallery;
 
 /// Number of rows that a thread of the whole comparison takes at a time.
 const CHUNK: usize = 4096;
-/// Queries, and made-up prints for each, whose scores show the difference between real and made-up
-/// impostors.
+/// Number of queries whose scores show the difference between real and made-up impostors.
 const IMPOSTOR_QUERIES: usize = 100;
+/// Number of made-up prints that each such query is compared with.
 const IMPOSTOR_ROWS: usize = 200;
 
 /// A query whose finger is enrolled.
