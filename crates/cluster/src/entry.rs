@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Number of an ownership. The referee (etcd) gives each new owner of a shard a larger one.
+/// Number of an ownership. The coordinator (etcd) gives each new owner of a shard a larger one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Epoch(pub u64);
 

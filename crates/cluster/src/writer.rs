@@ -37,7 +37,7 @@ pub struct RequestId(pub u64);
 /// Event that is reported to the writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriterEvent<B> {
-    /// The referee made this process the owner. The log is read from `from`, where the largest
+    /// The coordinator made this process the owner. The log is read from `from`, where the largest
     /// epoch so far is `covered`, as given by the newest list of segments. The writer stays
     /// without ownership if `covered` is above `epoch`.
     Granted {
@@ -88,7 +88,7 @@ pub enum WriterAction<B> {
     Acknowledge(Ticket),
     /// Tell the client that its batch may be lost, and that it must send it again.
     Fail(Ticket),
-    /// The ownership is lost: forget the writes that are not in a segment, and ask the referee
+    /// The ownership is lost: forget the writes that are not in a segment, and ask the coordinator
     /// again.
     Lost,
 }

@@ -1,4 +1,4 @@
-//! One shard, three writers, a store and a referee in simulated time, with faults from a seed.
+//! One shard, three writers, a store and a coordinator in simulated time, with faults from a seed.
 //!
 //! Faults: requests take milliseconds to minutes. Answers get lost although the request arrives.
 //! Processes stop for up to two minutes, or restart without memory. Some believe for too long that
@@ -28,7 +28,7 @@ const NODES: usize = 3;
 const LENGTH: u64 = 240_000;
 /// Time between two checks of a node's lease.
 const TICK: u64 = 700;
-/// Time of a lease at the referee.
+/// Time of a lease at the coordinator.
 const LEASE: u64 = 10_000;
 /// Time between two reads of the whole log.
 const READ: u64 = 15_000;
@@ -112,7 +112,7 @@ impl Node {
 }
 
 #[derive(Default)]
-struct Referee {
+struct Coordinator {
     epoch: Epoch,
     owner: Option<usize>,
     until: u64,
@@ -169,7 +169,7 @@ struct World {
     planted: Option<Planted>,
     schedule: Schedule<Item>,
     nodes: Vec<Node>,
-    referee: Referee,
+    coordinator: Coordinator,
     store: Store,
     /// Last reading of the log, in which clients look ids up.
     replica: List,
@@ -189,7 +189,7 @@ impl World {
             planted,
             schedule: Schedule::new(),
             nodes: Vec::new(),
-            referee: Referee::default(),
+            coordinator: Coordinator::default(),
             store: Store::default(),
             replica: List::default(),
             acknowledged: None,
@@ -243,7 +243,7 @@ impl World {
     /// Returns all writes that a reader finds: those of the newest list, then of the log.
     /// `counts_old` is a mistake: entries of an older owner after a fence count.
     fn whole_log(&self, counts_old: bool) -> List {
-        let list = &self.referee.list;
+        let list = &self.coordinator.list;
         let mut replay = LogReplay::new(list.through, list.epoch);
         let mut writes = list.writes.clone();
         while let Some(entry) = self.store.entries.get(&replay.next()) {
@@ -261,7 +261,7 @@ impl World {
         let delay = self.random.below(5_000);
         self.at(delay, Item::RaiseFloor(list.through, list.epoch));
         self.outcome.lists += 1;
-        self.referee.list = Rc::new(list);
+        self.coordinator.list = Rc::new(list);
     }
 
     fn happens(&mut self, item: Item) {
@@ -355,7 +355,7 @@ impl World {
 
     fn node_of_client(&mut self) -> usize {
         let any = self.random.below(NODES as u64) as usize;
-        if self.random.percent(70) { self.referee.owner.unwrap_or(any) } else { any }
+        if self.random.percent(70) { self.coordinator.owner.unwrap_or(any) } else { any }
     }
 
     fn submit(&mut self, node: usize, batch: Batch, upload: Option<IdUpload>) {
@@ -439,21 +439,24 @@ impl World {
     fn look_at_lease(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         let owns = node.writer.state() != WriterState::Idle;
-        let expired = self.schedule.now() >= self.referee.until;
-        if owns && self.referee.owner == Some(at) && self.referee.epoch == node.writer.epoch() {
+        let expired = self.schedule.now() >= self.coordinator.until;
+        if owns
+            && self.coordinator.owner == Some(at)
+            && self.coordinator.epoch == node.writer.epoch()
+        {
             if !expired && self.random.percent(95) {
-                self.referee.until = self.schedule.now() + LEASE;
+                self.coordinator.until = self.schedule.now() + LEASE;
                 node.owner_until = self.schedule.now() + LEASE + node.overconfidence;
             }
         } else if !owns && expired {
-            self.referee.epoch.0 += 1;
-            self.referee.owner = Some(at);
-            self.referee.until = self.schedule.now() + LEASE;
+            self.coordinator.epoch.0 += 1;
+            self.coordinator.owner = Some(at);
+            self.coordinator.until = self.schedule.now() + LEASE;
             node.owner_until = self.schedule.now() + LEASE + node.overconfidence;
             self.outcome.owners += 1;
             let late = self.random.percent(10);
             let delay = self.random.below(if late { 120_000 } else { 40 });
-            let granted = Item::Granted(self.referee.epoch, self.sender(at));
+            let granted = Item::Granted(self.coordinator.epoch, self.sender(at));
             return self.at(delay, granted);
         }
         if owns && self.schedule.now() > self.nodes[at].owner_until {
@@ -472,7 +475,7 @@ impl World {
             return self.at(rest, Item::Granted(epoch, sender));
         }
         node.forget_writes();
-        let list = &self.referee.list;
+        let list = &self.coordinator.list;
         let event = WriterEvent::Granted { epoch, from: list.through, covered: list.epoch };
         self.handle(sender.node, event);
     }
