@@ -88,7 +88,7 @@ pub enum WriterAction<B> {
     Acknowledge(Ticket),
     /// Tell the client that its batch may be lost, and that it must send it again.
     Fail(Ticket),
-    /// The ownership is lost: forget the writes that are not in a segment, and ask the coordinator
+    /// The ownership is lost. Forget the writes that are not in a segment, and ask the coordinator
     /// again.
     Lost,
 }

@@ -79,9 +79,9 @@ pub(super) struct OggWatch {
     next: u64,
     /// Greatest offset of a next page so far. Pages before it were counted.
     furthest: u64,
-    /// First pages since the last page of another kind.
+    /// Number of pages that begin a stream, since the last other page.
     firsts: usize,
-    /// Setup headers of Vorbis since the last first page.
+    /// Number of setup headers of Vorbis since the last page that begins a stream.
     setups: usize,
     /// Numbers of the streams of flac.
     flac: BTreeSet<u32>,

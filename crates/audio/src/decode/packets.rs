@@ -79,8 +79,8 @@ impl OggTrim {
         *self = OggTrim::new(Arc::clone(&self.end), before_zero);
     }
 
-    /// Removes frames from the `frames` last ones of `samples`, which the packet at `time` of the
-    /// stream `serial` gave.
+    /// Removes the frames after the end of the sound from `samples`. Their last `frames` frames are
+    /// of the packet at `time` of the stream `serial`.
     fn apply(
         &mut self,
         serial: u32,

@@ -21,8 +21,8 @@ const NOISE: f64 = 4.0;
 /// White between the photographs of a collage.
 const GAP: [u8; 3] = [255; 3];
 
-/// Returns a collage of the photograph and three fillers. Variant 0 has four equal cells; the
-/// others have edges at 42 to 58 % of the sides, variant 2 also gaps.
+/// Returns a collage of the photograph and three fillers. Variant 0 has four equal cells. The
+/// others have edges at 42 to 58 % of the sides. Variant 2 also has gaps.
 pub(super) fn collage(
     source: &CopySource<'_>,
     variant: usize,
@@ -39,11 +39,11 @@ pub(super) fn collage(
     let mut fillers = source.fillers.iter();
     let cells: Vec<Image> = (0..4)
         .map(|cell| {
-            let wide = if cell % 2 == 0 { column } else { width - column };
-            let high = if cell < 2 { row } else { height - row };
+            let cell_width = if cell % 2 == 0 { column } else { width - column };
+            let cell_height = if cell < 2 { row } else { height - row };
             let shown =
                 if cell == own { source.image } else { fillers.next().unwrap_or(source.image) };
-            covering(shown, wide, high)
+            covering(shown, cell_width, cell_height)
         })
         .collect();
     let gap = if variant == 2 { width / 100 + 1 } else { 0 };
@@ -53,9 +53,10 @@ pub(super) fn collage(
         }
         let right = x >= column;
         let below = y >= row;
-        let from = (if right { column } else { 0 }, if below { row } else { 0 });
+        let left = if right { column } else { 0 };
+        let top = if below { row } else { 0 };
         let cell = cells.get(usize::from(right) + 2 * usize::from(below));
-        cell.map_or(GAP, |cell| pixel(cell, x - from.0, y - from.1))
+        cell.map_or(GAP, |cell| pixel(cell, x - left, y - top))
     })
 }
 

@@ -19,9 +19,9 @@ use super::keys::{ClusterKeys, StoreValue};
 use super::state::MemberState;
 use crate::types::new_id;
 
-/// Name of the object.
+/// Name of the object that holds the identity.
 pub(crate) const IDENTITY: &str = "identity";
-/// Maximum bytes of the object.
+/// Maximum bytes of the object that holds the identity.
 pub(crate) const IDENTITY_BYTES_MAX: u64 = 256;
 /// Longest time of one request to the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

@@ -32,7 +32,8 @@ pub struct VersionClaim {
 }
 
 impl VersionClaim {
-    /// Makes the model's directory if needed, sweeps it, and makes a hidden directory in it.
+    /// Makes the model's directory if needed, removes what stopped publishers left there, and makes
+    /// a hidden directory in it.
     ///
     /// # Errors
     /// `AlreadyExists` if the version `wanted` exists; I/O errors.
