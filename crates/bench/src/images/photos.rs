@@ -102,13 +102,13 @@ fn scene(seed: u64) -> Image {
     for _ in 0..SHAPES {
         let colour = random.bits().to_le_bytes();
         let (x, y) = (random.unit() * f64::from(width), random.unit() * f64::from(height));
-        let wide = 4.0 + 40.0 * random.unit();
-        let high = 4.0 + 40.0 * random.unit();
+        let half_width = 4.0 + 40.0 * random.unit();
+        let half_height = 4.0 + 40.0 * random.unit();
         let round = random.bits() & 1 == 0;
         for (index, pixel) in image.rgb.as_chunks_mut::<3>().0.iter_mut().enumerate() {
             let (column, row) = (index as u32 % width, index as u32 / width);
-            let off_x = (f64::from(column) - x) / wide;
-            let off_y = (f64::from(row) - y) / high;
+            let off_x = (f64::from(column) - x) / half_width;
+            let off_y = (f64::from(row) - y) / half_height;
             let inside =
                 if round { off_x.hypot(off_y) < 1.0 } else { off_x.abs().max(off_y.abs()) < 1.0 };
             if inside {

@@ -38,16 +38,19 @@ impl VectorData {
     pub(super) fn read(folder: &Path) -> Result<VectorData> {
         let (dims, base) = read_vectors(&folder.join("base.fvecs"))?;
         let (query_dims, queries) = read_vectors(&folder.join("query.fvecs"))?;
-        let (wide, truth) = read_vectors(&folder.join("truth.ivecs"))?;
+        let (neighbours, truth) = read_vectors(&folder.join("truth.ivecs"))?;
         let rows = base.len() / dims;
-        if dims != query_dims || truth.len() / wide != queries.len() / dims || wide < HITS {
+        if dims != query_dims
+            || truth.len() / neighbours != queries.len() / dims
+            || neighbours < HITS
+        {
             return Err(Error::invalid(format!(
                 "{}: base has {dims} dimensions, query {query_dims}; truth needs {HITS} numbers for each query",
                 folder.display()
             )));
         }
         let truth: Vec<Vec<u32>> = truth
-            .chunks_exact(wide)
+            .chunks_exact(neighbours)
             .map(|row| row[..HITS].iter().map(|word| word.to_bits()).collect())
             .collect();
         if truth.iter().flatten().any(|row| *row as usize >= rows) {

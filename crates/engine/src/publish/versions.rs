@@ -57,13 +57,13 @@ impl VersionClaim {
             check_free(root, version)?;
         }
         if gate.locked {
-            sweep(root)?;
+            remove_abandoned(root)?;
         }
         let age = base::unix_time(SystemTime::now()).as_nanos();
         let hidden = root.join(format!("{HIDDEN_PREFIX}{}-{age}", std::process::id()));
         std::fs::create_dir(&hidden).map_err(|e| Error::io(&hidden, &e))?;
         let lock = File::open(&hidden).map_err(|e| Error::io(&hidden, &e))?;
-        // If locks are not supported, no publisher sweeps.
+        // If locks are not supported, no publisher removes directories of others.
         let _ = lock.try_lock();
         Ok(VersionClaim {
             root: root.to_owned(),
@@ -196,7 +196,7 @@ fn version_exists(root: &Path, version: u64) -> Error {
 }
 
 /// Removes hidden directories of publishers that have ended.
-fn sweep(root: &Path) -> Result<()> {
+fn remove_abandoned(root: &Path) -> Result<()> {
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;
         let hidden = entry.file_name().to_str().is_some_and(|name| name.starts_with(HIDDEN_PREFIX));
