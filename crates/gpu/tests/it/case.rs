@@ -127,7 +127,7 @@ impl Case {
     pub(crate) fn naive(&self) -> Vec<Vec<(f32, u32)>> {
         let dims = self.dims;
         let rows = self.rows().check().unwrap();
-        let queries = self.queries().widened(self.coding(), dims).unwrap().bytes;
+        let queries = self.queries().widened(self.coding(), dims).unwrap().count;
         let product = |query: usize, row: usize| match &self.codes {
             Own::Bytes { rows, scales, queries, query_scales } => {
                 let pairs = rows[row * dims..(row + 1) * dims]
