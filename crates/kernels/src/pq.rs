@@ -166,7 +166,9 @@ pub fn scan(
 struct PqBlocks<'a> {
     codes: &'a [u8],
     terms: &'a [f32],
+    /// Added to the cost of every row.
     base: f32,
+    /// Number of the first row of the first block.
     first_row: u32,
 }
 

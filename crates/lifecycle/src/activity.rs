@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 pub struct LoadActivity {
     /// Begins and ends so far. A difference shows that there was one.
     changes: AtomicU64,
+    /// Loads and unloads in progress.
     running: AtomicU64,
     /// Locked by load threads, unload threads and readers of names only.
     versions: Mutex<Vec<VersionId>>,

@@ -18,6 +18,7 @@ use crate::Transition;
 #[derive(Default)]
 pub(crate) struct Ledger {
     promised: Mutex<u64>,
+    /// Number of versions that are about to release memory.
     releasing: AtomicUsize,
 }
 

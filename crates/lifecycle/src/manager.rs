@@ -85,6 +85,7 @@ pub(crate) struct ManagerContext {
     observer: Arc<dyn Observer>,
     ledger: Arc<Ledger>,
     retries: Retries,
+    /// Number of inference workers.
     workers: usize,
     threads_max: usize,
     /// Loads that wait for a thread.
@@ -105,6 +106,7 @@ pub(crate) struct Manager {
     converts: bool,
     inbox: Receiver<Message>,
     jobs: Sender<LoadJob>,
+    /// Number of load threads without a job.
     free_loaders: usize,
     scans: ScanRequests,
     /// Number of the last scan request that has been answered, or `None` before the first scan.

@@ -32,8 +32,10 @@ pub(crate) struct Unloader {
     pub(crate) out: Sender<Message>,
 }
 
+/// A retired version that is still in use.
 struct Draining {
     retired: Retired,
+    /// True once its slow drain was reported.
     reported: bool,
 }
 

@@ -35,8 +35,11 @@ pub(crate) struct FileSpan {
     pub(crate) offset: u64,
     /// Bytes up to the end of the last chunk.
     pub(crate) bytes: usize,
+    /// Index of the region.
     pub(crate) region: usize,
+    /// Offset in the region.
     pub(crate) region_offset: usize,
+    /// Indexes of its chunks.
     pub(crate) chunks: Vec<usize>,
 }
 

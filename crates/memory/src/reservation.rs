@@ -30,8 +30,11 @@ pub(crate) struct AddressReservation {
     /// The whole mapping, guards included.
     mapping: NonNull<u8>,
     mapping_bytes: usize,
+    /// Address of the first slot.
     base: NonNull<u8>,
+    /// Number of slots.
     slots: usize,
+    /// True if the kernel has MADV_POPULATE_WRITE.
     populates: bool,
     huge_pages: bool,
 }

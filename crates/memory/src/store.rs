@@ -130,6 +130,7 @@ pub struct StoreStats {
 #[derive(Debug)]
 pub struct ParameterStore {
     pool: Arc<SlotPool>,
+    /// True if files are read past the page cache.
     direct: bool,
     pacer: Pacer,
     /// Regions that hold one whole chunk, by its hash and length, while a version keeps them alive.

@@ -49,9 +49,11 @@ pub struct CpuAccount {
 struct CpuBalance {
     /// Seconds left, negative after expensive work.
     seconds: f64,
+    /// Time up to which the quota was added.
     filled: Instant,
     /// Average cost of the work so far.
     cost: f64,
+    /// Number of works that were begun and have not ended.
     in_flight: u32,
     usage: CpuAccountUsage,
 }

@@ -55,7 +55,9 @@ pub(crate) enum Next {
 /// Position of a waiting request. Ordered by priority and then by arrival.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct QueueSlot {
+    /// Index of the priority level.
     level: usize,
+    /// Position in the queue of the level.
     index: usize,
 }
 

@@ -59,6 +59,7 @@ pub(crate) struct EndedRun {
     pub(crate) cores_taken: usize,
 }
 
+/// State that the lock of the dispatch protects.
 struct State {
     queues: ModelQueues,
     /// Waiting workers. The last one to work is on top, because its core has the model in its
@@ -66,9 +67,12 @@ struct State {
     idle: Vec<usize>,
     /// Worker that wakes by itself for a lingering batch, and the time.
     timer: Option<(usize, Instant)>,
+    /// Cores that no run takes.
     cores_free: usize,
     /// True if a run takes one core for each of its threads.
     count_threads: bool,
+    /// Least use that a model has when it gets a request after it was idle. It is divided by the
+    /// model's weight.
     virtual_time: f64,
     /// Runs in progress.
     running: usize,
@@ -78,6 +82,7 @@ struct State {
     busy: Duration,
     /// Part of `busy` in which the workers were not on a core.
     off_core: Duration,
+    /// True once no further requests are accepted.
     closed: bool,
 }
 

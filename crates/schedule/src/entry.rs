@@ -215,8 +215,10 @@ pub(crate) struct Rejoin {
     failed: AtomicBool,
 }
 
+/// Outcomes of the parts that have ended.
 struct Parts {
     answers: Vec<Option<Vec<NamedTensor>>>,
+    /// Number of parts that have not ended.
     missing: usize,
     failure: Option<Error>,
     queue: Duration,

@@ -15,12 +15,16 @@ const PADDING_GAIN_MIN: f64 = 0.05;
 /// last runs, with the error of the fixed part.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinearFit {
+    /// Sum of the weights of the runs. Older runs have smaller ones.
     weight: f64,
+    /// Weighted sum of the elements. `y` is that of the microseconds, and the others are of
+    /// products.
     x: f64,
     y: f64,
     xx: f64,
     xy: f64,
     yy: f64,
+    /// Number of runs.
     runs: u64,
     tries: u64,
 }

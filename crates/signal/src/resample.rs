@@ -45,7 +45,9 @@ pub struct Mono {
 
 /// State of a change of rate.
 struct ResampleState {
+    /// Input rate in samples per second.
     from: u64,
+    /// Output rate in samples per second.
     to: u64,
     /// In f64, as the spectra: the program then has one kind of transform. f32 takes 0.6 to 0.8 of
     /// the time (`cargo bench -p millpond-signal`).
@@ -55,7 +57,9 @@ struct ResampleState {
     given: Vec<f64>,
     /// Remaining delay of the filter at the beginning of its output.
     delay: usize,
+    /// Number of input samples.
     taken: u64,
+    /// Number of output samples, without the delay of the filter.
     made: u64,
 }
 

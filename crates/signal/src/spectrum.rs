@@ -63,7 +63,9 @@ pub struct SpectrumSettings {
 /// assert_eq!(loudest, [Some(32)]);
 /// ```
 pub struct Spectrum {
+    /// Factor for each sample.
     scale: f32,
+    /// Samples from one frame to the next.
     hop: usize,
     power: f64,
     center: bool,

@@ -252,6 +252,7 @@ impl Writer for DramWriter {
 struct DramSealed {
     id: u64,
     region: Region,
+    /// Length of the file in bytes. The region may be longer.
     length: usize,
 }
 

@@ -15,8 +15,11 @@ pub(crate) struct InPlaceReader {
     queue: VecDeque<Queued>,
 }
 
+/// A submitted read.
 struct Queued {
+    /// Index of the file in the table.
     place: usize,
+    /// Offset in the file.
     start: usize,
     bytes: usize,
     tag: u64,

@@ -17,6 +17,7 @@ pub(crate) struct TableEntry {
     weak: Weak<dyn Sealed>,
     /// The file while reads are in flight.
     held: Option<Arc<dyn Sealed>>,
+    /// Number of reads in flight.
     under_way: usize,
 }
 
@@ -27,6 +28,7 @@ pub(crate) struct FileTable {
     entries: Vec<TableEntry>,
     /// Index of the last file found. The search for a free index starts here.
     last: usize,
+    /// Index at which the search for a file without reads begins, if the table is full.
     hand: usize,
 }
 

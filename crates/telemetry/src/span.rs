@@ -129,6 +129,7 @@ impl Attribute {
 /// once, so that the spans of one export keep their distances.
 pub(crate) struct ClockPair {
     moment: Instant,
+    /// The same moment in nanoseconds since the epoch.
     nanos: u64,
 }
 

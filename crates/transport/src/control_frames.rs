@@ -124,9 +124,11 @@ impl FrameScanner {
 pub(crate) struct FrameCounter {
     received: FrameScanner,
     sent: FrameScanner,
+    /// Control frames that the client may still send.
     credit: u64,
     /// Time up to which credit per second was added.
     refilled: Instant,
+    /// Highest stream of a request.
     last_stream: u32,
     metrics: Arc<Metrics>,
 }

@@ -29,6 +29,7 @@ pub(crate) struct UnreadAnswers {
     metrics: Arc<Metrics>,
     /// Unread answers. Some of them may have been read since the last check.
     answers: Mutex<Vec<HeldAnswer>>,
+    /// Bytes that were sent on the connection.
     sent: AtomicU64,
     /// Wakes the task that checks the answers. Without an unread answer, that task has no timer.
     idle_check: Mutex<Option<Waker>>,

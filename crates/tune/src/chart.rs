@@ -27,7 +27,9 @@ pub(super) struct ChartLine<'a> {
 /// Mapping from figures to positions.
 struct ChartAxes {
     qps_max: f64,
+    /// Lower end of the axis, as the decimal logarithm of milliseconds.
     low: f64,
+    /// Upper end of the axis, as the decimal logarithm of milliseconds.
     high: f64,
 }
 

@@ -210,6 +210,7 @@ pub(crate) fn agree(server: &[NamedTensor], against: &[NamedTensor], tolerance: 
 
 struct OutputComparison {
     tolerance: f64,
+    /// Largest difference so far.
     largest: f64,
 }
 

@@ -43,9 +43,11 @@ enum JobReadiness {
     Never,
 }
 
+/// A failed load, and the files that it read.
 struct FailedLoad {
     error: Error,
     fingerprint: Fingerprint,
+    /// True if the job only converted the files.
     converting: bool,
 }
 

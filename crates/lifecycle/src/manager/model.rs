@@ -75,6 +75,7 @@ pub(crate) struct Vacated {
     pub(crate) unload: Duration,
 }
 
+/// A version of a model, on disk or in memory.
 pub(crate) struct Version {
     pub(crate) state: LifecycleState,
     pub(crate) since: SystemTime,
@@ -89,7 +90,10 @@ pub(crate) struct Version {
     /// Conversion for the next load.
     pub(crate) conversion: Option<ConvertedVersion>,
     pub(crate) failure: Option<VersionFailure>,
+    /// True if the version is kept in addition to the policy's choice, because an administrator
+    /// requested it.
     pub(crate) pinned: bool,
+    /// True if the serving version must be loaded again.
     pub(crate) reload: bool,
     /// Turn of the version in the fleet, until it serves or has failed.
     pub(crate) update: Option<Update>,

@@ -111,9 +111,12 @@ pub(crate) struct VersionMemory {
     last: Option<Seen>,
 }
 
+/// Files of a version that some scans in a row have found.
 struct Seen {
     files: Fingerprint,
+    /// Time of the first scan that found these files.
     since: Instant,
+    /// Number of scans in a row that found these files.
     scans: u32,
     /// Result, once it is final for these files.
     answer: Option<(Fingerprint, VersionContents)>,

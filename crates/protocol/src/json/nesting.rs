@@ -9,7 +9,9 @@ use crate::wire::RANK_MAX;
 /// depth of the leaves.
 #[derive(Debug, Default)]
 pub(crate) struct Nesting {
+    /// Length of the lists at each depth, or `None` before the first one was closed.
     lengths: SmallVec<[Option<usize>; 8]>,
+    /// Depth of the values, once there was one.
     leaf: Option<usize>,
 }
 

@@ -244,8 +244,10 @@ pub(super) struct PayloadScan {
     yields: bool,
     /// True once a row or a part was counted.
     has_begun: bool,
+    /// Time after which a turn ends early.
     turn_time_max: Duration,
     turn_began: Instant,
+    /// Rows that were read in the current turn.
     rows_of_turn: u32,
     step: ScanStep,
 }

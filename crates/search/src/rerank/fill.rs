@@ -33,6 +33,7 @@ pub(super) struct Filler {
     buffer: Option<Box<[u8]>>,
 }
 
+/// A block whose parts are being read.
 #[derive(Debug)]
 struct BlockFill {
     key: BlockKey,
@@ -40,7 +41,9 @@ struct BlockFill {
     bytes: usize,
     /// Bytes whose reads were submitted.
     submitted: usize,
+    /// Number of reads in flight.
     in_flight: usize,
+    /// True if a read has failed, so that the block is not cached.
     failed: bool,
 }
 

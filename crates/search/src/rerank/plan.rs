@@ -48,6 +48,7 @@ pub(super) struct ReadPlan {
     /// Records to read, in the order of their pages.
     wanted: Vec<WantedRecord>,
     extents: Vec<Extent>,
+    /// Index of the next read in `extents`.
     next: usize,
     /// Records of `wanted` with their order of arrival, while they are sorted.
     keyed: Vec<(u32, WantedRecord)>,

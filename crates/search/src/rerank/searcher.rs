@@ -32,6 +32,7 @@ pub struct Searcher {
     reads: Reads,
     filler: Filler,
     buffers: Buffers,
+    /// Number of the last query.
     serial: u64,
     /// True if the reader's queue has failed. Results of unknown reads may then arrive.
     broken: bool,

@@ -27,6 +27,7 @@ pub(super) struct SegmentFileWriter<'a> {
     current: Option<Current>,
 }
 
+/// The section that is being written.
 struct Current {
     kind: u32,
     offset: u64,
@@ -34,6 +35,7 @@ struct Current {
     crc32c: u32,
     /// True if the table of checksums covers its pages. Otherwise the pages have their own.
     checked: bool,
+    /// Index of its first checksum in the table.
     first_check: u64,
 }
 

@@ -45,6 +45,7 @@ pub struct RowLocation {
 #[derive(Debug, Default)]
 pub struct RowMapBuilder {
     rows: u32,
+    /// Number of pages of the records so far.
     pages: u32,
     first_rows: Vec<u32>,
     first_pages: Vec<u32>,

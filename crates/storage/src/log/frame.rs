@@ -190,6 +190,7 @@ pub(super) struct FrameHead {
     /// Offset of the next frame from the start of this one.
     pub(super) next: usize,
     payload_end: usize,
+    /// Checksum of the payload.
     sum: u32,
 }
 

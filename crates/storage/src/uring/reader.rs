@@ -24,6 +24,7 @@ struct ReadSlot {
     bytes: usize,
     /// Bytes that have arrived.
     done: usize,
+    /// Index of the file in the table.
     place: usize,
     retries: u8,
 }
@@ -53,6 +54,7 @@ pub(super) struct UringReader {
     free: Vec<usize>,
     /// Entries pushed and not yet submitted.
     queued: usize,
+    /// Entries that were submitted and have not completed.
     flying: usize,
     ready: VecDeque<Done>,
 }

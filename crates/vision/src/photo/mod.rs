@@ -95,7 +95,9 @@ pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
 struct GraphFrame {
     width: u32,
     height: u32,
+    /// Width and height of the working image.
     working: (usize, usize),
+    /// Pixels of the graph for each pixel of the working image.
     scale: f32,
 }
 

@@ -10,6 +10,7 @@ use super::{damaged, truncated};
 pub(super) struct Coefficients {
     plane: Vec<f32>,
     width: usize,
+    /// Distance of a bin's value from its outer edge, as a part of its width.
     center: f32,
     /// Subbands in the file that have coefficients.
     bands: Vec<(Band, QuantizerBins)>,

@@ -22,6 +22,7 @@ pub(super) struct HuffmanTable {
 /// Codes of one length.
 #[derive(Clone, Copy, Default)]
 struct CodeLength {
+    /// Lowest code of this length.
     first_code: u32,
     count: u32,
     /// Place of the first code's symbol in the table.

@@ -125,7 +125,7 @@ fn read_members(
         Ok(())
     })?;
     reader.end().map_err(|error| match &inputs {
-        Some(inputs) if inputs.iter().any(PendingTensor::is_behind) => error.context(
+        Some(inputs) if inputs.iter().any(PendingTensor::is_after_json) => error.context(
             "Inference-Header-Content-Length must be the length of the JSON before the binary data",
         ),
         _ => error,

@@ -25,8 +25,8 @@ pub(super) struct PendingTensor {
 
 impl PendingTensor {
     /// Returns true if the elements follow the JSON.
-    pub(super) fn is_behind(&self) -> bool {
-        matches!(self.source, ElementSource::Behind(_))
+    pub(super) fn is_after_json(&self) -> bool {
+        matches!(self.source, ElementSource::AfterJson(_))
     }
 }
 
@@ -34,7 +34,7 @@ enum ElementSource {
     /// Elements in the JSON.
     Here(Tensor),
     /// Number of bytes of a binary tensor after the JSON.
-    Behind(usize),
+    AfterJson(usize),
 }
 
 /// The members of a tensor's object, which may come in any order.
@@ -43,6 +43,7 @@ struct TensorMembers {
     name: Option<Arc<str>>,
     datatype: Option<String>,
     shape: Option<SmallVec<[i64; 6]>>,
+    /// Number of bytes of its binary data after the JSON.
     binary_size: Option<usize>,
     /// True if the strings are base64 (MLServer's `content_type`).
     base64: bool,
@@ -161,7 +162,7 @@ impl TensorMembers {
                      send the decoded strings, without the content type"
                 )));
             }
-            (None, Some(size)) => ElementSource::Behind(size),
+            (None, Some(size)) => ElementSource::AfterJson(size),
             (Some(JsonData::Read(tensor)), None) => ElementSource::Here(decoded(tensor)?),
             (Some(JsonData::Passed(span)), None) => {
                 let tensor =
@@ -245,7 +246,7 @@ pub(super) fn resolve(
     mut raw_bytes: Bytes,
 ) -> Result<Vec<NamedTensor>> {
     let announced = pending.iter().fold(0usize, |sum, tensor| match tensor.source {
-        ElementSource::Behind(size) => sum.saturating_add(size),
+        ElementSource::AfterJson(size) => sum.saturating_add(size),
         ElementSource::Here(_) => sum,
     });
     if announced != raw_bytes.len() {
@@ -257,7 +258,7 @@ pub(super) fn resolve(
     let tensor = |PendingTensor { name, dtype, shape, source }: PendingTensor| {
         let tensor = match source {
             ElementSource::Here(tensor) => tensor,
-            ElementSource::Behind(size) => {
+            ElementSource::AfterJson(size) => {
                 contents::raw_tensor(&name, dtype, shape, raw_bytes.split_to(size))?
             }
         };

@@ -130,6 +130,7 @@ fn expected_type(dtype: DType) -> Error {
 /// The little-endian bytes of one element.
 struct FixedElement {
     bytes: [u8; 8],
+    /// Number of bytes that are used.
     length: usize,
 }
 

@@ -149,6 +149,7 @@ fn unnamed_spec(specs: &[TensorSpec]) -> Result<&TensorSpec> {
 struct TensorBuilder<'a> {
     spec: &'a TensorSpec,
     column: Box<dyn Column>,
+    /// Number of instances that have a value.
     instances: usize,
 }
 

@@ -58,6 +58,7 @@ impl BlockKey {
 /// Block in memory.
 #[derive(Debug)]
 pub(super) struct CachedBlock {
+    /// Offset of the block in its file.
     start: u64,
     bytes: Box<[u8]>,
     /// Bytes used. They are fewer than the buffer has in the last block of a file.

@@ -27,6 +27,7 @@ pub(super) struct BlockShard {
     sketch: FrequencySketch,
     /// Lookups of absent blocks since the last comparison.
     lookups: u32,
+    /// State of the pseudo-random numbers that choose blocks for eviction.
     random: u64,
     filled: u64,
     evicted: u64,

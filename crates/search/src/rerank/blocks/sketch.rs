@@ -16,6 +16,7 @@ const PERIOD: u32 = 4;
 #[derive(Debug)]
 pub(super) struct FrequencySketch {
     lines: Box<[[u16; LINE_COUNTERS]]>,
+    /// Counts since the counters were halved.
     counted: u32,
 }
 
