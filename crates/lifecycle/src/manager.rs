@@ -98,6 +98,7 @@ pub(crate) struct ManagerContext {
     updates: UpdateConfig,
 }
 
+/// State of the `lifecycle` thread.
 pub(crate) struct Manager {
     catalog: Arc<Catalog>,
     models: BTreeMap<Arc<str>, Model>,

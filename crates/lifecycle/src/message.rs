@@ -180,6 +180,7 @@ impl LoadJob {
     }
 }
 
+/// Outcome of a load job.
 pub(crate) enum LoadOutcome {
     Ready(Box<LoadedVersion>),
     /// The pool has no room yet. The next try reuses the conversion.

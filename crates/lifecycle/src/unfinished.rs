@@ -19,6 +19,7 @@ pub(crate) const UNFINISHED_MAX: usize = 8;
 #[derive(Default)]
 pub(crate) struct UnfinishedLoads(Mutex<Vec<UnfinishedLoad>>);
 
+/// A stopped load whose thread has not ended.
 struct UnfinishedLoad {
     id: VersionId,
     began: SystemTime,

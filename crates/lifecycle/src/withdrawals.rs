@@ -10,6 +10,7 @@ use crate::source::Fingerprint;
 /// Withdrawn versions by the key of their model.
 pub(crate) struct Withdrawals(KeptState<Vec<WithdrawnVersion>>);
 
+/// A version that a rollout withdrew.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct WithdrawnVersion {
     pub(crate) version: u64,

@@ -104,6 +104,7 @@ pub(crate) struct StopWatch {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Counts that the thread of a [`StopWatch`] updates.
 #[derive(Debug, Default)]
 struct StopCounts {
     ended: AtomicBool,

@@ -32,6 +32,7 @@ pub(crate) struct Pairing {
     waiting: BinaryHeap<Reverse<CandidatePair>>,
 }
 
+/// A pair that similar edges propose. The order of the fields is the order of acceptance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct CandidatePair {
     error: u32,

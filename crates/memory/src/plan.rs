@@ -82,6 +82,7 @@ impl<R> LoadPlan<R> {
     }
 }
 
+/// State while a plan is made.
 #[derive(Default)]
 struct Builder {
     regions: Vec<usize>,

@@ -20,6 +20,7 @@ const KEPT_MAX: usize = 128;
 #[derive(Default)]
 pub(crate) struct ReleasedVersions(Mutex<VecDeque<ReleasedVersion>>);
 
+/// A version whose series are removed later.
 struct ReleasedVersion {
     model: Arc<str>,
     version: u64,

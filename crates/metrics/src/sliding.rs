@@ -38,6 +38,7 @@ pub struct Percentiles {
     pub max: Duration,
 }
 
+/// Latencies of one second.
 struct SecondSlot {
     /// `u64::MAX` before the first latency.
     second: u64,

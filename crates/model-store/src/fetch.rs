@@ -79,6 +79,7 @@ impl Drop for RunningFetch<'_> {
     }
 }
 
+/// Parameters of the fetch of one version.
 pub(crate) struct VersionFetch<'a> {
     pub(crate) place: &'a StorePlace,
     pub(crate) cache: &'a StoreCache,

@@ -69,6 +69,7 @@ pub struct ServerEvent {
     pub count: u64,
 }
 
+/// The last events, and the number of dropped ones.
 #[derive(Default)]
 struct Events {
     events: VecDeque<ServerEvent>,

@@ -58,6 +58,7 @@ pub trait Weighed: Message + Default {
 #[derive(Debug)]
 pub struct MessageLayout(&'static [(u32, FieldLayout)]);
 
+/// Memory that a field takes when it is decoded.
 #[derive(Clone, Copy, Debug)]
 enum FieldLayout {
     /// One string, which is copied.
@@ -71,6 +72,7 @@ enum FieldLayout {
     Numbers { width: u64, fixed: Option<u64> },
 }
 
+/// Memory of a repeated field, and its limit.
 #[derive(Clone, Copy, Debug)]
 struct RepeatedField {
     what: &'static str,
@@ -252,6 +254,7 @@ pub fn weigh<M: Weighed>(message: &[u8], work_max: u64) -> Result<Weight> {
     }
 }
 
+/// Reason why weighing ended early.
 enum WeighStop {
     Work,
     Wrong(Error),
@@ -263,6 +266,7 @@ impl From<prost::DecodeError> for WeighStop {
     }
 }
 
+/// Weight so far, and the limit of the work.
 struct Weigher {
     weight: Weight,
     work_max: u64,

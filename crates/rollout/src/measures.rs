@@ -30,6 +30,7 @@ impl RolloutArm {
     }
 }
 
+/// Counts of one version.
 #[derive(Default)]
 struct ArmMeasures {
     requests: AtomicU64,

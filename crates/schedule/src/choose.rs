@@ -21,6 +21,7 @@ const LINGER_TRY_EVERY: u64 = 32;
 /// Weight of the last linger in that share.
 const LINGER_WEIGHT: f64 = 0.1;
 
+/// Requests that share a run.
 pub(crate) struct RequestBatch {
     /// Number of the run since the start of the scheduler, from 1.
     pub(crate) number: u64,

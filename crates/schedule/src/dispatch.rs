@@ -27,6 +27,7 @@ const MODELS_MAX: usize = 4096;
 /// Maximum models whose figures are read under one lock. Requests wait for that lock.
 const SNAPSHOT_MODELS_MAX: usize = 16;
 
+/// Reason why a request was not queued.
 pub(crate) enum Refusal {
     /// The queue has no room for the request.
     Full {
@@ -45,6 +46,7 @@ pub(crate) enum WhenFull {
     TryAgain,
 }
 
+/// Next work of a worker.
 pub(crate) enum DispatchedWork {
     /// Expired requests to answer.
     Expire(Vec<ExpiredEntry>),

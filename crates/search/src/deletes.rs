@@ -36,6 +36,7 @@ pub struct Deletes {
     chunks: Vec<Option<Arc<DeletesChunk>>>,
 }
 
+/// Bits of some rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DeletesChunk {
     words: [u64; CHUNK_WORDS],

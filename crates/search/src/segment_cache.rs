@@ -143,6 +143,7 @@ impl ReadCounts {
 /// Blocks of a file, by their offsets.
 type FileBlocks = HashMap<u64, SegmentCacheEntry>;
 
+/// Some of the blocks of the cache.
 #[derive(Debug, Default)]
 struct CacheShard {
     /// Blocks by file. A merge drops a file, and must not visit the blocks of all others.
@@ -153,6 +154,7 @@ struct CacheShard {
     order: VecDeque<SegmentCacheKey>,
 }
 
+/// A cached block.
 #[derive(Debug)]
 struct SegmentCacheEntry {
     block: Arc<VerifiedBlock>,

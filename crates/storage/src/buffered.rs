@@ -21,6 +21,7 @@ pub(crate) struct BufferedReader {
     pick: PickRead,
 }
 
+/// A submitted read.
 struct QueuedRead {
     file: Arc<dyn Sealed>,
     offset: u64,

@@ -27,6 +27,7 @@ pub struct DramMedium {
     files: DramFiles,
 }
 
+/// Place of the files that are not open.
 #[derive(Debug)]
 enum DramFiles {
     Durable(Directory),

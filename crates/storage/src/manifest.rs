@@ -240,6 +240,7 @@ fn repair(medium: &Arc<dyn Medium>, writer: &mut dyn Writer, length: usize) -> R
     medium.persist_names()
 }
 
+/// Head of a slot.
 struct ManifestSlot {
     epoch: u64,
     bytes: u64,

@@ -112,6 +112,7 @@ pub(crate) struct SpanExporter<P> {
     reported: Option<Instant>,
 }
 
+/// A trace that waits for the other traces of its batches.
 struct HeldTrace {
     arrived: Instant,
     trace: Box<Trace>,

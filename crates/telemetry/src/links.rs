@@ -27,6 +27,7 @@ pub(crate) struct SpanLink {
     pub(crate) relation: &'static str,
 }
 
+/// Links of a span.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpanLinks {
     pub(crate) links: Vec<SpanLink>,
@@ -83,6 +84,7 @@ fn limited(links: impl Iterator<Item = SpanLink>, max: usize) -> SpanLinks {
 #[derive(Debug, Default)]
 pub(crate) struct LoadLog(Mutex<VecDeque<LoadInterval>>);
 
+/// Time of a load, and the span to link.
 #[derive(Debug)]
 struct LoadInterval {
     link: SpanLink,

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 /// Longest wait at shutdown for tasks that still run on a thread.
 const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
 
+/// A thread and the number of its connections.
 struct ConnectionThread {
     handle: Handle,
     connections: Arc<AtomicUsize>,

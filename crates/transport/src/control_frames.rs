@@ -37,6 +37,7 @@ pub(crate) const HEADER_BYTES: usize = 9;
 /// The END_STREAM flag of DATA, which is ACK for SETTINGS and PING.
 const END_STREAM: u8 = 1;
 
+/// Header of an HTTP/2 frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     pub(crate) length: u32,

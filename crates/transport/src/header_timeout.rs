@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use crate::control_frames::PREFACE_BYTES;
 use crate::progress_timeout::{ProgressTimeout, check_write};
 
+/// State of a connection that decides if a head is awaited.
 #[derive(Default)]
 struct HeaderPhase {
     /// Even between requests, odd while a head arrives. Each head has its own number.

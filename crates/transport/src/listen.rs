@@ -361,6 +361,7 @@ impl Drop for OpenConnection {
     }
 }
 
+/// A connection that was accepted and is not open yet.
 struct AcceptedConnection {
     stream: std::net::TcpStream,
     peer: Peer,

@@ -69,6 +69,7 @@ pub(crate) struct BodyReclaim {
 
 type ReturnSlot = Arc<Mutex<Option<UnreadBody>>>;
 
+/// Rest of a body that the handler did not read.
 struct UnreadBody {
     incoming: Incoming,
     begun: bool,

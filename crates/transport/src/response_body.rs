@@ -52,6 +52,7 @@ struct LargeBody {
     check: Option<AbortHandle>,
 }
 
+/// Rest of a body that was not sent.
 struct UnsentBytes {
     /// `None` once the client was too slow.
     bytes: Option<Bytes>,

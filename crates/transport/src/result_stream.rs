@@ -23,6 +23,7 @@ const RESULTS_BYTES_MAX: usize = 32 << 20;
 /// Longest time in which a client reads nothing while no more results fit.
 const RESULTS_STALL_MAX: Duration = Duration::from_secs(60);
 
+/// Bytes between the writer and the reader.
 #[derive(Default)]
 struct ResultQueue {
     waiting: VecDeque<Bytes>,
@@ -34,6 +35,7 @@ struct ResultQueue {
     reader: Option<Waker>,
 }
 
+/// Queue with its limits, shared by writer and reader.
 struct ResultChannel {
     state: Mutex<ResultQueue>,
     room: Condvar,

@@ -59,6 +59,7 @@ pub(super) struct Servers<'a> {
     charged: Instant,
 }
 
+/// The model of a running server.
 struct Served {
     /// Name of the model of the server.
     name: String,
@@ -269,6 +270,7 @@ struct ProbeWindow {
     inner: Mutex<InWindow>,
 }
 
+/// Counts of a [`ProbeWindow`].
 #[derive(Default)]
 struct InWindow {
     answers: u64,

@@ -119,6 +119,7 @@ fn settings(point: &TunePoint, before: &Table) -> Result<Table> {
     Ok(settings)
 }
 
+/// Replacement of a range of the text.
 struct TextChange {
     at: Range<usize>,
     text: String,

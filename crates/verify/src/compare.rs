@@ -105,6 +105,7 @@ pub(crate) fn compare_all(
     })
 }
 
+/// Client of one server, with one connection.
 struct ReplayClient {
     connection: Connection,
     endpoint: Endpoint,
@@ -208,6 +209,7 @@ pub(crate) fn agree(server: &[NamedTensor], against: &[NamedTensor], tolerance: 
     OutputComparison { tolerance, largest: 0.0 }.outputs(server, against).is_none()
 }
 
+/// Comparison of numbers within a tolerance.
 struct OutputComparison {
     tolerance: f64,
     /// Largest difference so far.

@@ -30,6 +30,7 @@ pub(super) struct AdminWaiter {
     done: AdminCallback,
 }
 
+/// The next thing that a request of an administrator waits for.
 enum WaiterGoal {
     /// The scan that answers `ticket` must come first.
     Scan { ticket: u64, spec: LoadSpec },

@@ -37,6 +37,7 @@ impl Manager {
     }
 }
 
+/// Decision if a load can be given to a thread.
 enum JobReadiness {
     Now(Box<LoadJob>),
     Later,

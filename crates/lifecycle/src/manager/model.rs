@@ -26,6 +26,7 @@ use crate::{
     VersionStatus,
 };
 
+/// A model, its configuration and its versions.
 pub(crate) struct Model {
     pub(crate) name: Arc<str>,
     pub(crate) entry: Arc<CatalogEntry>,
@@ -119,6 +120,7 @@ impl Disk {
     }
 }
 
+/// A version in memory that takes requests.
 pub(crate) struct Serving {
     pub(crate) servable: Arc<Servable>,
     pub(crate) converted: Option<Converted>,
@@ -167,6 +169,7 @@ impl Load {
     }
 }
 
+/// Last failure of a version.
 pub(crate) struct VersionFailure {
     pub(crate) error: Error,
     /// Fingerprint of the files that failed.

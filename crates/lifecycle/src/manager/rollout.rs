@@ -27,6 +27,7 @@ pub(super) const JUDGE_PAUSE: Duration = Duration::from_millis(50);
 /// Kind of the reason in metrics and events if an administrator ends a rollout.
 const BY_HAND: &str = "hand";
 
+/// Rollouts of one model.
 #[derive(Default)]
 pub(crate) struct ModelRollout {
     pub(crate) roles: VersionRoles,
@@ -48,6 +49,7 @@ pub(super) struct RequestedRollout {
     pub(super) split: RolloutSplit,
 }
 
+/// End of a rollout, for its report.
 struct RolloutEnd {
     candidate: u64,
     state: RolloutState,

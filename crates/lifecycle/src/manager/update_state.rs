@@ -17,6 +17,7 @@ pub(crate) struct Update {
     pub(super) replaces: bool,
 }
 
+/// Stage of an update in a fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UpdateStage {
     /// The version waits in the window (`--update-window`).

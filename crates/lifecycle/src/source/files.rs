@@ -23,6 +23,7 @@ impl std::fmt::Display for Fingerprint {
     }
 }
 
+/// A file of a version directory, with the values that show a change.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ScannedFile {
     /// Path relative to the version directory.

@@ -50,6 +50,7 @@ struct CborHead {
     number: Option<u64>,
 }
 
+/// Reader of CBOR items.
 struct Cbor<'a> {
     rest: &'a [u8],
 }

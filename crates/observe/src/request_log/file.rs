@@ -48,6 +48,7 @@ pub(super) struct LogFiles {
     number: u64,
 }
 
+/// A file that is not finished.
 struct LogFile {
     /// `None` while other models use the open files.
     file: Option<File>,

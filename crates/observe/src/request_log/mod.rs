@@ -96,6 +96,7 @@ pub struct RequestLog {
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Message to the thread that writes.
 enum LogMessage {
     Request(Box<LoggedRequest>),
     Stop,
@@ -252,6 +253,7 @@ impl RequestObserver for RequestLog {
     }
 }
 
+/// State of the thread that writes.
 struct RequestLogWriter {
     files: LogFiles,
     format: RequestLogFormat,

@@ -19,6 +19,7 @@ pub struct LoadTraces {
     loads: Mutex<HashMap<VersionId, LoadTrace>>,
 }
 
+/// Trace of a load that has not ended.
 struct LoadTrace {
     ids: LoadTraceIds,
     start: Instant,
@@ -27,6 +28,7 @@ struct LoadTrace {
     attributes: Vec<Attribute>,
 }
 
+/// A stage of a load, which lasts until the next one begins.
 struct LoadStage {
     name: &'static str,
     start: Instant,

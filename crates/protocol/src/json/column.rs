@@ -70,6 +70,7 @@ trait ElementReader {
     fn tensor(values: Vec<Self::Value>, shape: Shape) -> Result<Tensor>;
 }
 
+/// Elements of one type, with the shape of their lists.
 struct TypedColumn<L: ElementReader> {
     values: Vec<L::Value>,
     nesting: Nesting,

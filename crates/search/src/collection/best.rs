@@ -46,6 +46,7 @@ pub(super) struct RankedPoint<'s> {
     pub(super) place: HitLocation<'s>,
 }
 
+/// Place of a hit.
 pub(super) enum HitLocation<'s> {
     /// Index of the open segment, and the row.
     Segment(u32, u32),

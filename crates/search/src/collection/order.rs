@@ -185,6 +185,7 @@ struct OrderPass {
     progress: OrderProgress,
 }
 
+/// Progress of a read in the order of a field.
 enum OrderProgress {
     Reading(Box<OrderReading>),
     /// Points of an order that has ended, because the work may run again after a later pause.

@@ -19,6 +19,7 @@ pub struct PinnedReader<'a> {
     bytes: u64,
 }
 
+/// Source of a pinned file.
 enum PinnedSource<'a> {
     Segment(Box<CheckedSegment<'a>>),
     Memory(Vec<u8>),

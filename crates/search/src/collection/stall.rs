@@ -42,6 +42,7 @@ pub struct StallStats {
     pub escalated: bool,
 }
 
+/// State of the writers that wait for room.
 #[derive(Debug, Default)]
 struct StallState {
     waiting: usize,

@@ -45,6 +45,7 @@ pub(super) struct SegmentSlot {
     pub(super) content: SegmentContent,
 }
 
+/// Data of a segment in a state.
 #[derive(Clone, Debug)]
 pub(super) enum SegmentContent {
     Open(SegmentView),
@@ -268,6 +269,7 @@ impl CollectionState {
     }
 }
 
+/// Place of a point.
 pub(super) enum PointLocation {
     Memtable(Arc<MemtableRow>),
     Segment(SegmentView, u32),

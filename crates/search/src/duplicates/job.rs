@@ -95,6 +95,7 @@ pub fn run(
     ended.map(|_| job.progress)
 }
 
+/// State of a running job.
 struct JobRun<'a> {
     named: &'a NamedCollection,
     store: DuplicateStore,

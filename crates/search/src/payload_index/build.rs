@@ -58,12 +58,14 @@ pub(crate) struct PayloadIndexBuilder<'a> {
     broken: bool,
 }
 
+/// State of a field while the index is built.
 #[derive(Clone, Copy)]
 enum FieldState {
     Indexed(usize),
     Unindexed,
 }
 
+/// Values of one field, until they are written.
 #[derive(Default)]
 struct FieldBuilder {
     path: String,
@@ -75,6 +77,7 @@ struct FieldBuilder {
     bytes: u64,
 }
 
+/// One value of one row.
 #[derive(Clone, Copy)]
 struct ValuePosting {
     row: u32,

@@ -23,6 +23,7 @@ pub(super) struct BitmapPlace {
     pub(super) bytes: u64,
 }
 
+/// Bitmaps of the rows of one field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FieldBitmaps {
     /// Rows with a value other than null.

@@ -87,6 +87,7 @@ impl RowSelection {
     }
 }
 
+/// Rows of a [`RowSelection`], as separate sets.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SelectionParts {
     /// Rows that meet the condition.

@@ -157,6 +157,7 @@ pub fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// First line of a file, with the checksum of the rest.
 #[derive(Serialize, Deserialize)]
 struct FileHead {
     millpond: String,

@@ -34,6 +34,7 @@ type ArrivedRecord = (WantedRecord, Vec<u8>);
 /// Reused buffers for records between read and score.
 pub(super) type Buffers = Vec<Vec<u8>>;
 
+/// A query in progress.
 pub(super) struct Flight<'a, S: Scorer> {
     /// Number of the query in its searcher.
     pub(super) serial: u64,

@@ -138,6 +138,7 @@ impl Searcher {
     }
 }
 
+/// The queries that a searcher works on.
 struct SearcherRun<'s, 'a, S: Scorer> {
     searcher: &'s mut Searcher,
     /// Oldest first.

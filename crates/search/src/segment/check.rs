@@ -41,6 +41,7 @@ pub(crate) struct SegmentFileCheck {
     carry: Vec<u8>,
 }
 
+/// Check of one section.
 #[derive(Debug)]
 struct SectionCheck {
     section: Section,

@@ -29,6 +29,7 @@ const GAP_PAGES: u64 = 2;
 pub(crate) const CODES_READER: ReaderOptions =
     ReaderOptions { depth: DEPTH, read_bytes_max: READ_BYTES_MAX };
 
+/// Codes of a segment that are read from the medium.
 #[derive(Debug)]
 pub(super) struct SegmentCodes {
     file: CachedFile,

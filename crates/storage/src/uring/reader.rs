@@ -35,6 +35,7 @@ struct Done {
     outcome: ReadOutcome,
 }
 
+/// Outcome of a read.
 #[derive(Clone, Copy)]
 enum ReadOutcome {
     Whole,
@@ -42,6 +43,7 @@ enum ReadOutcome {
     Failed(i32),
 }
 
+/// Reader of one thread through io_uring.
 pub(super) struct UringReader {
     options: ReaderOptions,
     /// Made by the first call of the reading thread, because a ring belongs to one thread.

@@ -49,6 +49,7 @@ impl std::fmt::Debug for SessionId {
     }
 }
 
+/// A session, which ends some time after it was opened.
 #[derive(Clone, Copy, Debug)]
 struct BrowserSession {
     /// Hash of the key.

@@ -30,6 +30,7 @@ impl PendingTensor {
     }
 }
 
+/// Place of the elements of a tensor.
 enum ElementSource {
     /// Elements in the JSON.
     Here(Tensor),
@@ -52,6 +53,7 @@ struct TensorMembers {
     data: Option<JsonData>,
 }
 
+/// Elements in the JSON.
 enum JsonData {
     Read(Tensor),
     /// The range of the data, which came before type and shape.

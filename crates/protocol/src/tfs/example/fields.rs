@@ -77,6 +77,7 @@ fn next_field<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, RawField<'a>)>> {
     Ok(Some((tag, field)))
 }
 
+/// Content of a field, before its meaning is known.
 enum RawField<'a> {
     Varint(u64),
     Fixed32(f32),

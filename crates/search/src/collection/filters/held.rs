@@ -45,6 +45,7 @@ pub(super) struct CachedFilter {
     used_at: Instant,
 }
 
+/// Rows of a segment that match a filter.
 #[derive(Debug)]
 pub(super) struct CachedRows {
     pub(super) uuid: [u8; 16],

@@ -36,6 +36,7 @@ impl HelpBoard {
     }
 }
 
+/// Work of which idle threads may do parts.
 pub(super) struct HelpOffer {
     pub(super) named: Arc<NamedCollection>,
     pub(super) work: Arc<dyn HelpWork>,

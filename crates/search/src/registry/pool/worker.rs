@@ -82,6 +82,7 @@ enum WorkerEvent {
     End,
 }
 
+/// State of a search thread.
 pub(super) struct PoolWorker {
     pub(super) core: Arc<RegistryCore>,
     pub(super) jobs: Receiver<PoolJob>,

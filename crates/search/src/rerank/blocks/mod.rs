@@ -119,6 +119,7 @@ pub struct BlockStats {
     pub blocks_max: u64,
 }
 
+/// The block cache, divided into shards.
 #[derive(Debug)]
 pub(super) struct Blocks {
     shards: Box<[Mutex<BlockShard>]>,

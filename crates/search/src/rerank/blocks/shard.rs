@@ -19,6 +19,7 @@ const LOOKUPS_PER_COMPARISON: u32 = 32;
 /// Counters of the sketch per cached block. Files may have a hundred times as many blocks.
 const COUNTERS: usize = 256;
 
+/// Some of the blocks of the cache, and the use of their keys.
 #[derive(Debug)]
 pub(super) struct BlockShard {
     places: HashMap<BlockKey, usize>,

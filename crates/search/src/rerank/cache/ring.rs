@@ -17,6 +17,7 @@ const WRAP: u32 = u32::MAX;
 /// stale position can be detected.
 pub(super) type Position = u64;
 
+/// Ring of records, from the oldest to the newest.
 #[derive(Debug)]
 pub(super) struct RecordRing {
     bytes: Box<[u8]>,
@@ -25,6 +26,7 @@ pub(super) struct RecordRing {
     tail: Position,
 }
 
+/// Values before each record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub(super) key: RecordKey,
