@@ -76,6 +76,7 @@ impl RemoteVersion {
         fingerprint(&self.files)
     }
 
+    /// Returns the kind of the version, as its files show it.
     pub(crate) fn kind(&self) -> RemoteKind {
         let has = |name: &str| self.file(name).is_some();
         if has(MANIFEST_NAME) {

@@ -339,6 +339,7 @@ fn memory(parts: &ObservedParts) {
         .set(quota.map_or(0.0, |quota| quota.throttled.as_secs_f64()));
 }
 
+/// Sets the figures of the process.
 fn process(metrics: &ProcessMetrics) {
     let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     metrics.open_descriptors.set(gauge(transport::descriptors::open()));

@@ -276,6 +276,7 @@ fn triton(parts: &ObservedParts, text: &mut String) {
     }
 }
 
+/// Returns the figures of a version, or zeros once it was released.
 fn figures(parts: &ObservedParts, id: &VersionId) -> VersionFigures {
     // The version may have been released since it was listed.
     let stats = parts.stats.known(id).unwrap_or_default();

@@ -159,6 +159,7 @@ impl DirectFile {
         Ok(())
     }
 
+    /// Drops a range of the file from the page cache, if reads went through it.
     fn drop_cached(&self, offset: u64, bytes: usize) {
         if self.direct {
             return;

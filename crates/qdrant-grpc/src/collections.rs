@@ -114,6 +114,7 @@ fn vectors(config: pb::VectorsConfig) -> Result<Value> {
     }
 }
 
+/// Returns the JSON of the parameters of one vector.
 fn vector(given: pb::VectorParams) -> Result<Value> {
     let distance = match pb::Distance::try_from(given.distance) {
         Ok(pb::Distance::Cosine) => "Cosine",
@@ -341,6 +342,7 @@ fn index<const N: usize>(
     Ok(Value::Object(members))
 }
 
+/// Returns the JSON of the parameters of a text index.
 fn text_index(given: pb::TextIndexParams) -> Result<Value> {
     let tokenizer = match pb::TokenizerType::try_from(given.tokenizer) {
         Ok(pb::TokenizerType::Unknown) => Value::Null,

@@ -97,6 +97,7 @@ fn field(given: FieldCondition) -> Result<Value> {
     Ok(condition)
 }
 
+/// Returns the JSON of the condition `match`.
 fn matching(given: Match) -> Result<Value> {
     let empty = || Error::invalid("no value is given");
     Ok(match given.match_value.ok_or_else(empty)? {

@@ -183,6 +183,7 @@ struct GroupJson {
     lookup: Option<ResponsePoint>,
 }
 
+/// Returns the id of a group, which is a text or a whole number.
 fn group_id(value: &Value) -> Result<pb::GroupId> {
     let kind = match value {
         Value::String(text) => GroupKind::StringValue(text.clone()),

@@ -114,6 +114,7 @@ fn readiness(config: &Config, core: &Core, copies: FirstCopies) -> Arc<Readiness
     Arc::new(Readiness::new(core.lifecycle.clone(), policy, copies))
 }
 
+/// Returns the state of the server's page.
 fn page(
     core: &Core,
     models: &ModelsState,

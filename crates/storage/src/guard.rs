@@ -84,6 +84,7 @@ impl Drop for Guard {
     }
 }
 
+/// Installs the handler of SIGBUS.
 fn install() {
     SYSTEM_PAGE_BYTES.store(os::process::page_bytes(), Ordering::Release);
     // SAFETY: all-zero bytes are a valid sigaction; the first call only asks, the second installs a

@@ -205,6 +205,7 @@ impl Manifest {
         )))
     }
 
+    /// Writes the list of `epoch` as a file of its own, and makes it durable.
     fn write_list(&mut self, epoch: u64, payload: &[u8]) -> Result<()> {
         let name = list_name(epoch);
         // Left by an unfinished publication.

@@ -123,6 +123,7 @@ impl Packer {
         Ok(placed)
     }
 
+    /// Completes the current page, unless it is empty.
     fn finish_page(&mut self) -> Result<()> {
         if self.ends.is_empty() {
             return Ok(());

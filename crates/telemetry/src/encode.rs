@@ -48,6 +48,7 @@ pub(crate) fn export_request<'a>(
     request.encode_to_vec().into()
 }
 
+/// Returns the spans of a trace, with their links.
 fn trace_spans(trace: &Trace, clock: &ClockPair, links: &LinkSources<'_>) -> Vec<pb::OtlpSpan> {
     let encode = |(position, span): (usize, &Span)| {
         let batch = trace.batch.filter(|batch| batch.span == position);

@@ -32,6 +32,7 @@ pub struct BodyLimits {
 }
 
 impl BodyLimits {
+    /// Refuses a body whose announced length is over the limit.
     fn check(&self, length: Option<u64>) -> Result<()> {
         let max = (self.bytes_max as u64).saturating_add(self.framing_bytes as u64);
         if length.is_none_or(|length| length <= max) {

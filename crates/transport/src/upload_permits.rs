@@ -50,6 +50,7 @@ impl UploadPermits {
         self.acquire_within(WAIT_MAX).await
     }
 
+    /// Waits for a permit, at most `wait`.
     async fn acquire_within(self: &Arc<Self>, wait: Duration) -> Option<UploadPermit> {
         let acquired = async {
             loop {

@@ -226,6 +226,7 @@ fn unsafe_fence(path: &str, masked: &str) -> Vec<Complaint> {
         .collect()
 }
 
+/// Finds `todo!` and `unimplemented!`.
 fn unfinished(path: &str, masked: &str) -> Vec<Complaint> {
     let macros = ["todo", "unimplemented"].into_iter();
     macros

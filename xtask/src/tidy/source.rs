@@ -113,6 +113,7 @@ fn line_end(bytes: &[u8], at: usize) -> usize {
     bytes[at..].iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |length| at + length)
 }
 
+/// Returns the end of the block comment that begins at `at`. Such comments can be nested.
 fn block_comment_end(bytes: &[u8], at: usize) -> usize {
     let mut depth = 0_usize;
     let mut offset = at;

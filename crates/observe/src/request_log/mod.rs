@@ -263,6 +263,7 @@ struct RequestLogWriter {
 }
 
 impl RequestLogWriter {
+    /// Writes requests until the log is stopped.
     fn run(mut self, messages: &Receiver<LogMessage>) {
         os::thread::enter_low_priority("logging requests");
         while let Ok(LogMessage::Request(request)) = messages.recv() {

@@ -46,6 +46,7 @@ struct CallTrace {
 }
 
 impl RequestStarter {
+    /// Begins the trace of a call, or returns `None` if the call is not traced.
     fn begin_call(&self, request: &Request) -> Option<CallTrace> {
         let tracer = self.tracer.as_ref()?;
         let text = |name: &'static str| header_text(request.headers(), name);

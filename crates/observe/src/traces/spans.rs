@@ -140,6 +140,7 @@ fn wait_attributes(run: &RunRecord) -> Vec<Attribute> {
     attributes
 }
 
+/// Returns the attributes of the span of a run.
 fn run_attributes(run: &RunRecord) -> Vec<Attribute> {
     let mut attributes = vec![
         Attribute::new("millpond.batch.id", run.batch),

@@ -81,6 +81,7 @@ impl<L: ElementReader + 'static> TypedColumn<L> {
         Box::new(TypedColumn::<L> { values: Vec::new(), nesting: Nesting::default() })
     }
 
+    /// Reads a list at `depth`, with the lists in it, or a value.
     fn read_nested(&mut self, reader: &mut JsonReader<'_>, depth: usize) -> Result<()> {
         if reader.peek() != Some(b'[') {
             let misplaced = self.nesting.leaf(depth).map_err(|ragged| refused(reader, ragged));

@@ -80,6 +80,7 @@ impl<'a> JsonReader<'a> {
         Error::invalid(format!("JSON at byte {}: {message}", self.at))
     }
 
+    /// Returns the error for input other than `what` at the position.
     pub(crate) fn expected(&self, what: &str) -> Error {
         let rest = self.body.get(self.at..).unwrap_or_default();
         match rest.first() {
@@ -247,6 +248,7 @@ impl<'a> JsonReader<'a> {
         char::from_u32(code).ok_or_else(|| self.error("half of a surrogate pair"))
     }
 
+    /// Reads four hexadecimal digits.
     fn hex(&mut self) -> Result<u32> {
         let digits = self.body.get(self.at..self.at + 4);
         let code = digits

@@ -260,6 +260,7 @@ fn double(out: &mut Vec<u8>, value: f64) {
     }
 }
 
+/// Writes a string in the form that `text` permits.
 fn write_text(out: &mut Vec<u8>, bytes: &[u8], text: TextEncoding) -> Result<()> {
     match (std::str::from_utf8(bytes), text) {
         (Ok(plain), TextEncoding::Plain | TextEncoding::Base64IfNeeded) => string(out, plain),

@@ -320,6 +320,7 @@ impl<'a> DirectoryBytes<'a> {
         })
     }
 
+    /// Reads the whole directory. Returns `None` if it is damaged.
     fn directory(&mut self) -> Option<IndexDirectory> {
         let rows = u32::try_from(self.number()?).ok()?;
         let complete = match self.number()? {

@@ -119,6 +119,7 @@ impl StoredSettings {
         if self.dax { FileLayout::Dax } else { FileLayout::Plain }
     }
 
+    /// Returns the settings of the collection, after checks of their values.
     pub(super) fn settings(&self) -> Result<CollectionSettings> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if !self.points.starts_with("points-") || !self.points.bytes().all(plain) {

@@ -125,6 +125,7 @@ fn defaults_json(defaults: &RolloutDefaults) -> Value {
     })
 }
 
+/// Returns the JSON of a rollout that has ended.
 fn ended(rollout: &RolloutHistory) -> Value {
     let seconds = |at: SystemTime| base::unix_time(at).as_secs();
     json!({

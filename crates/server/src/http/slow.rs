@@ -20,6 +20,7 @@ async fn list(State(log): Shared<SlowLog>) -> Reply {
     Reply::json(json!({ "slow": slow }).to_string())
 }
 
+/// Returns the JSON of a slow request.
 fn describe(slow: &Arc<SlowRequest>) -> Value {
     let causes: Vec<Value> = slow
         .causes

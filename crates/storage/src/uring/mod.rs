@@ -68,6 +68,8 @@ impl UringMedium {
         })
     }
 
+    /// Opens a file with O_DIRECT, or without it if the file system refuses. Logs the first
+    /// refusal.
     fn open_direct(&self, path: &Path) -> Result<File> {
         let fail = |error: std::io::Error| io_error(path, &error);
         let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);

@@ -80,6 +80,7 @@ impl Sessions {
         self.open_at(key, Instant::now())
     }
 
+    /// Opens a session at `now`, and ends the oldest one of the key if it has too many.
     fn open_at(&self, key: [u8; 32], now: Instant) -> Result<SessionId> {
         let mut bytes = [0; ID_BYTES];
         let filled = SystemRandom::new().fill(&mut bytes);

@@ -41,6 +41,7 @@ pub(super) fn read_type_4(record: &[u8], native: Option<f32>) -> Result<Option<N
     Ok(Some(image).filter(|image| !image.data.is_empty()))
 }
 
+/// Returns the compression with this code of a record of type 4.
 fn by_code(code: u8) -> NistCompression {
     let unsupported = |name: &str| NistCompression::Unsupported(name.into());
     match code {
@@ -55,6 +56,7 @@ fn by_code(code: u8) -> NistCompression {
     }
 }
 
+/// Returns the compression with this name of a record of type 14.
 fn by_name(name: &[u8]) -> NistCompression {
     let name = name.trim_ascii();
     let name = name.get(..NAME_BYTES_MAX).unwrap_or(name);

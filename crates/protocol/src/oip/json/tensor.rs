@@ -118,6 +118,7 @@ impl TensorMembers {
         Ok(())
     }
 
+    /// Reads the parameters of a tensor.
     fn read_parameters(&mut self, reader: &mut JsonReader<'_>) -> Result<()> {
         if reader.null() {
             return Ok(());
@@ -301,6 +302,7 @@ pub(super) fn write_tensors(
     Ok(())
 }
 
+/// Writes the member `data`, and before it the parameter for base64 if the strings need it.
 fn write_elements(json: &mut Vec<u8>, tensor: &Tensor, form: TensorForm) -> Result<()> {
     let text = |text: &Bytes| std::str::from_utf8(text).is_ok();
     match tensor.data() {

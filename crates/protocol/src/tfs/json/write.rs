@@ -57,6 +57,7 @@ pub fn encode_request(inputs: &[NamedTensor], form: PredictFormat) -> Result<Byt
     encode(inputs, form, REQUEST)
 }
 
+/// Writes a body with the tensors in one member, which `members` names.
 fn encode(tensors: &[NamedTensor], form: PredictFormat, members: BodyMembers) -> Result<Bytes> {
     // Growing would hold the text twice.
     let mut out = Vec::with_capacity(predict_bytes_max(tensors, form));
