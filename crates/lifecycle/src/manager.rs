@@ -62,7 +62,7 @@ const STEPS_MAX: usize = 4 * crate::source::VERSIONS_MAX;
 
 /// Settings for repeated tries of a load.
 #[derive(Clone, Copy, Debug)]
-struct Retries {
+struct RetrySettings {
     max: u32,
     interval: Duration,
 }
@@ -84,7 +84,7 @@ pub(crate) struct ManagerChannels {
 pub(crate) struct ManagerContext {
     observer: Arc<dyn Observer>,
     ledger: Arc<Ledger>,
-    retries: Retries,
+    retries: RetrySettings,
     /// Number of inference workers.
     workers: usize,
     threads_max: usize,
@@ -152,7 +152,7 @@ impl Manager {
         let context = ManagerContext {
             observer,
             ledger,
-            retries: Retries { max: config.retries, interval: config.retry_interval },
+            retries: RetrySettings { max: config.retries, interval: config.retry_interval },
             workers: config.workers.max(1),
             threads_max: config.threads_max,
             queue: VecDeque::new(),
@@ -204,11 +204,11 @@ impl Manager {
                 Ok(message) => self.handle(message),
                 // Rollouts, turns, waiting requests or queued loads are due.
                 Err(RecvTimeoutError::Timeout) if !decides_all && round.elapsed() < PAUSE_MAX => {
-                    Touched::Nothing
+                    TouchedModels::Nothing
                 }
-                Err(RecvTimeoutError::Timeout) => Touched::All,
+                Err(RecvTimeoutError::Timeout) => TouchedModels::All,
             };
-            if matches!(touched, Touched::All) {
+            if matches!(touched, TouchedModels::All) {
                 round = Instant::now();
             }
             for model in self.judge_rollouts(Instant::now()).into_iter().chain(self.turn_takers()) {
@@ -220,11 +220,11 @@ impl Manager {
     }
 
     /// Handles one message. Returns the models whose next step must be decided again.
-    fn handle(&mut self, message: Message) -> Touched {
+    fn handle(&mut self, message: Message) -> TouchedModels {
         match message {
             Message::Scanned(snapshot) => {
                 self.on_scan(snapshot);
-                return Touched::All;
+                return TouchedModels::All;
             }
             Message::Stage { id, state, reason } => {
                 return self.with_model(&id, |model, context| {
@@ -261,11 +261,11 @@ impl Manager {
             Message::Configure { set, origin, done } => self.configure(set, origin, done),
             Message::Sources(report) => {
                 self.on_sources(report);
-                return Touched::All;
+                return TouchedModels::All;
             }
             Message::Stop => {}
         }
-        Touched::Nothing
+        TouchedModels::Nothing
     }
 
     /// Runs `act` on the model of `id`, if there is one.
@@ -273,23 +273,25 @@ impl Manager {
         &mut self,
         id: &VersionId,
         act: impl FnOnce(&mut Model, &mut ManagerContext),
-    ) -> Touched {
+    ) -> TouchedModels {
         if let Some(model) = self.models.get_mut(&id.model) {
             act(model, &mut self.context);
         }
-        Touched::One(id.model.clone())
+        TouchedModels::One(id.model.clone())
     }
 
     /// Takes every step that is possible now.
-    fn advance(&mut self, touched: Touched) {
+    fn advance(&mut self, touched: TouchedModels) {
         self.begin_loads();
-        let all = matches!(touched, Touched::All);
+        let all = matches!(touched, TouchedModels::All);
         let names: BTreeSet<Arc<str>> = match touched {
-            Touched::Nothing => self.waiters.iter().map(|waiter| waiter.model.clone()).collect(),
-            Touched::One(name) => {
+            TouchedModels::Nothing => {
+                self.waiters.iter().map(|waiter| waiter.model.clone()).collect()
+            }
+            TouchedModels::One(name) => {
                 self.waiters.iter().map(|w| w.model.clone()).chain([name]).collect()
             }
-            Touched::All => self.models.keys().cloned().collect(),
+            TouchedModels::All => self.models.keys().cloned().collect(),
         };
         for name in &names {
             self.step(name);
@@ -380,19 +382,19 @@ impl Manager {
 }
 
 /// Models that may act after a message.
-enum Touched {
+enum TouchedModels {
     Nothing,
     One(Arc<str>),
     All,
 }
 
-impl Touched {
+impl TouchedModels {
     /// Adds a model to the models whose next step must be decided again.
-    fn and(self, model: Arc<str>) -> Touched {
+    fn and(self, model: Arc<str>) -> TouchedModels {
         match self {
-            Touched::Nothing => Touched::One(model),
-            Touched::One(other) if other == model => Touched::One(other),
-            Touched::One(_) | Touched::All => Touched::All,
+            TouchedModels::Nothing => TouchedModels::One(model),
+            TouchedModels::One(other) if other == model => TouchedModels::One(other),
+            TouchedModels::One(_) | TouchedModels::All => TouchedModels::All,
         }
     }
 }

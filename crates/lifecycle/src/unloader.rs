@@ -33,7 +33,7 @@ pub(crate) struct Unloader {
 }
 
 /// A retired version that is still in use.
-struct Draining {
+struct DrainingVersion {
     retired: Retired,
     /// True once its slow drain was reported.
     reported: bool,
@@ -45,7 +45,7 @@ impl Unloader {
         if self.background {
             os::thread::enter_background("unloading");
         }
-        let mut draining: Vec<Draining> = Vec::new();
+        let mut draining: Vec<DrainingVersion> = Vec::new();
         let mut open = true;
         while open || !draining.is_empty() {
             open = open && !self.leave_rest.load(Ordering::Relaxed);
@@ -63,14 +63,14 @@ impl Unloader {
 
     /// Waits for the next retired version, or until the next check of `draining` is due. Returns
     /// false once the channel is closed.
-    fn receive(&self, retired: &Receiver<Retired>, draining: &mut Vec<Draining>) -> bool {
+    fn receive(&self, retired: &Receiver<Retired>, draining: &mut Vec<DrainingVersion>) -> bool {
         let received = if draining.is_empty() {
             retired.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
             retired.recv_timeout(DRAIN_POLL)
         };
         match received {
-            Ok(retired) => draining.push(Draining { retired, reported: false }),
+            Ok(retired) => draining.push(DrainingVersion { retired, reported: false }),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,
         }
@@ -78,8 +78,8 @@ impl Unloader {
     }
 
     /// Releases a version that no request uses any more. Returns it if it is still in use.
-    fn try_release(&self, one: Draining) -> Option<Draining> {
-        let Draining { retired, mut reported } = one;
+    fn try_release(&self, one: DrainingVersion) -> Option<DrainingVersion> {
+        let DrainingVersion { retired, mut reported } = one;
         let Retired { id, servable, release, since } = retired;
         // Servables with other settings around the same session are retired too, and dropped first.
         let shared = release.is_some() && servable.shares_session();
@@ -114,7 +114,10 @@ impl Unloader {
                     reported = true;
                     let _ = self.out.send(Message::DrainSlow { id: id.clone() });
                 }
-                Some(Draining { retired: Retired { id, servable, release, since }, reported })
+                Some(DrainingVersion {
+                    retired: Retired { id, servable, release, since },
+                    reported,
+                })
             }
         }
     }
@@ -127,7 +130,7 @@ fn drop_session(id: &VersionId, servable: Servable) {
 }
 
 /// Leaks a servable that a request still uses at shutdown, so that no request thread releases it.
-fn abandon(one: Draining) {
+fn abandon(one: DrainingVersion) {
     tracing::warn!(model = %one.retired.id.model, version = one.retired.id.version, "still in use at shutdown");
     std::mem::forget(one.retired.servable);
 }

@@ -136,7 +136,7 @@ impl std::fmt::Display for RunContext {
 pub struct NoiseWatch {
     start: Instant,
     load: [f64; 3],
-    ticks: Ticks,
+    ticks: CpuTicks,
     stops: StopWatch,
 }
 
@@ -144,7 +144,7 @@ impl NoiseWatch {
     /// Starts the watch.
     pub fn start() -> NoiseWatch {
         let stops = StopWatch::start();
-        NoiseWatch { start: Instant::now(), load: load_average(), ticks: Ticks::now(), stops }
+        NoiseWatch { start: Instant::now(), load: load_average(), ticks: CpuTicks::now(), stops }
     }
 
     /// Returns the machine with the load since the start. `onnxruntime` is the version of ONNX
@@ -155,7 +155,7 @@ impl NoiseWatch {
 
     /// Returns the load since the start.
     pub fn end(&self) -> Noise {
-        let now = Ticks::now();
+        let now = CpuTicks::now();
         let total = now.total.saturating_sub(self.ticks.total).max(1) as f64;
         let stops = self.stops.stops();
         Noise {
@@ -172,19 +172,19 @@ impl NoiseWatch {
 
 /// Processor time of all cores together in clock ticks since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Ticks {
+struct CpuTicks {
     busy: u64,
     steal: u64,
     total: u64,
 }
 
-impl Ticks {
-    fn now() -> Ticks {
-        Ticks::parse(&read("/proc/stat"))
+impl CpuTicks {
+    fn now() -> CpuTicks {
+        CpuTicks::parse(&read("/proc/stat"))
     }
 
     /// Sums the times in the first line of /proc/stat.
-    fn parse(stat: &str) -> Ticks {
+    fn parse(stat: &str) -> CpuTicks {
         let values: Vec<u64> = stat
             .lines()
             .next()
@@ -196,7 +196,7 @@ impl Ticks {
         // user nice system idle iowait irq softirq steal; user already includes guest time.
         let at = |index: usize| values.get(index).copied().unwrap_or(0);
         let busy = at(0) + at(1) + at(2) + at(5) + at(6);
-        Ticks { busy, steal: at(7), total: busy + at(3) + at(4) + at(7) }
+        CpuTicks { busy, steal: at(7), total: busy + at(3) + at(4) + at(7) }
     }
 }
 
@@ -286,9 +286,9 @@ mod tests {
 
     #[test]
     fn proc_files_are_understood() {
-        let ticks = Ticks::parse("cpu  10 1 20 100 5 2 3 9 0 0\ncpu0 1 1 1 1\n");
-        assert_eq!(ticks, Ticks { busy: 36, steal: 9, total: 150 });
-        assert_eq!(Ticks::parse(""), Ticks::default());
+        let ticks = CpuTicks::parse("cpu  10 1 20 100 5 2 3 9 0 0\ncpu0 1 1 1 1\n");
+        assert_eq!(ticks, CpuTicks { busy: 36, steal: 9, total: 150 });
+        assert_eq!(CpuTicks::parse(""), CpuTicks::default());
         let stat = "77 (a) b (c)) S 1 77 77 0 -1 4194560 100 0 0 0 150 50 0 0 20 0 1 0 5 1 1";
         assert_eq!(cpu_from_stat(stat), Duration::from_secs(2));
         assert_eq!(cpu_from_stat("garbage"), Duration::ZERO);

@@ -55,7 +55,7 @@ pub fn impression(seed: u64) -> Graph {
     let count = 16 + random.below(22) + random.below(22);
     let field = OrientationField::new(&mut random);
     let half = (70.0 + 45.0 * random.unit(), 115.0 + 50.0 * random.unit());
-    let sides = Sides::new(&mut random);
+    let sides = DirectionStripes::new(&mut random);
     let mut graph = Graph { width: 300, height: 400, ..Graph::default() };
     for _ in 0..count {
         let apart = if random.below(4) == 0 { FALSE_DISTANCE_MIN } else { RIDGE_PERIOD + 1.0 };
@@ -205,18 +205,18 @@ impl OrientationField {
 }
 
 /// Stripes of a finger. In every second one, minutiae point the other way along their ridges.
-struct Sides {
+struct DirectionStripes {
     across: f32,
     down: f32,
     phase: f32,
 }
 
-impl Sides {
-    fn new(random: &mut Random) -> Sides {
+impl DirectionStripes {
+    fn new(random: &mut Random) -> DirectionStripes {
         let frequency = std::f32::consts::TAU / (90.0 + 150.0 * random.unit());
         let (sin, cos) = (random.unit() * std::f32::consts::TAU).sin_cos();
         let phase = random.unit() * std::f32::consts::TAU;
-        Sides { across: cos * frequency, down: sin * frequency, phase }
+        DirectionStripes { across: cos * frequency, down: sin * frequency, phase }
     }
 
     /// Returns true in the narrower stripes, about a third of the area.

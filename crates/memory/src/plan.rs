@@ -62,7 +62,7 @@ impl<R> LoadPlan<R> {
         let mut order: Vec<usize> = (0..chunks.len()).collect();
         order.sort_by_key(|&index| chunks[index].offset);
         let mut places: Vec<Option<ChunkPlace<R>>> = chunks.iter().map(|_| None).collect();
-        let mut builder = Builder::default();
+        let mut builder = LoadPlanBuilder::default();
         for index in order {
             let chunk = &chunks[index];
             let bytes = checked_bytes(index, chunk)?;
@@ -84,7 +84,7 @@ impl<R> LoadPlan<R> {
 
 /// State while a plan is made.
 #[derive(Default)]
-struct Builder {
+struct LoadPlanBuilder {
     regions: Vec<usize>,
     spans: Vec<FileSpan>,
     /// Regions of this load by content, for chunks that occur twice.
@@ -93,7 +93,7 @@ struct Builder {
     packed: Option<usize>,
 }
 
-impl Builder {
+impl LoadPlanBuilder {
     /// Places a large chunk in a separate region, or in the region of an equal chunk.
     fn place<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> ChunkPlace<R> {
         let next = self.regions.len();

@@ -71,7 +71,7 @@ pub struct ServerEvent {
 
 /// The last events, and the number of dropped ones.
 #[derive(Default)]
-struct Events {
+struct RecentEvents {
     events: VecDeque<ServerEvent>,
     last_id: u64,
     dropped: u64,
@@ -80,7 +80,7 @@ struct Events {
 /// The events since the server started.
 pub struct EventJournal {
     start: Instant,
-    events: Mutex<Events>,
+    events: Mutex<RecentEvents>,
 }
 
 /// Events of a reader, oldest first.
@@ -193,7 +193,7 @@ struct EventTime {
     at: f64,
 }
 
-impl Events {
+impl RecentEvents {
     /// Appends an event, and drops the oldest one if there are too many.
     fn push(&mut self, new: NewEvent, now: EventTime) {
         self.last_id += 1;

@@ -25,18 +25,18 @@ pub(crate) fn exists(response: &RestResponse<'_>) -> Result<pb::CollectionExists
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct CollectionName {
     name: String,
 }
 
 #[derive(Deserialize)]
 struct CollectionList {
-    collections: Vec<Named>,
+    collections: Vec<CollectionName>,
 }
 
 pub(crate) fn listed(response: &RestResponse<'_>) -> Result<pb::ListCollectionsResponse> {
     let parsed = response.parse::<CollectionList>()?;
-    let described = |named: Named| pb::CollectionDescription { name: named.name };
+    let described = |named: CollectionName| pb::CollectionDescription { name: named.name };
     let collections = parsed.result.collections.into_iter().map(described).collect();
     Ok(pb::ListCollectionsResponse { collections, time: parsed.time })
 }

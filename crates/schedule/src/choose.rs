@@ -63,7 +63,7 @@ struct QueueSlot {
 }
 
 /// Requests that run together.
-struct Group {
+struct RequestGroup {
     slots: Vec<QueueSlot>,
     batch_key: Option<BatchKey>,
     /// Decision by measured costs, or `None` for a request that cannot be merged.
@@ -163,7 +163,7 @@ impl ModelQueue {
         threads: usize,
         now: Instant,
         closed: bool,
-    ) -> Result<Group, Instant> {
+    ) -> Result<RequestGroup, Instant> {
         let servable = self.at(head).servable.clone();
         let options = servable.schedule();
         let plan = servable.plan();
@@ -174,7 +174,7 @@ impl ModelQueue {
         let is_large = self.at(head).items > options.max_batch;
         if !mergeable || is_large || self.at(head).batch_key.is_none() || misfit {
             let batch_key = self.at(head).batch_key.clone().filter(|_| !misfit);
-            return Ok(Group { slots: vec![head], batch_key, decision: None });
+            return Ok(RequestGroup { slots: vec![head], batch_key, decision: None });
         }
         let SameKeyRequests { mut slots, items, waiting_items } =
             self.with_key_of(head, order, options.max_batch, threads);
@@ -203,7 +203,7 @@ impl ModelQueue {
             self.pad(&mut slots, &mut batch_key, order, plan, options);
         }
         let measured_items = (slots.len() == count).then_some(items);
-        Ok(Group { slots, batch_key, decision: Some(MergeDecision { key, measured_items }) })
+        Ok(RequestGroup { slots, batch_key, decision: Some(MergeDecision { key, measured_items }) })
     }
 
     /// Returns the requests of `order` with the batch key of `head`. A batch has at most
@@ -343,7 +343,7 @@ impl ModelQueue {
     }
 
     /// Takes a group out of the queue.
-    fn take(&mut self, group: Group, workers: usize) -> RequestBatch {
+    fn take(&mut self, group: RequestGroup, workers: usize) -> RequestBatch {
         let servable = self.at(group.slots[0]).servable.clone();
         // Only a request that lingered shows if lingering is useful.
         let lingered = group.slots.iter().filter_map(|&slot| self.at(slot).lingered).min();

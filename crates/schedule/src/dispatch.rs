@@ -62,7 +62,7 @@ pub(crate) struct EndedRun {
 }
 
 /// State that the lock of the dispatch protects.
-struct State {
+struct DispatchState {
     queues: ModelQueues,
     /// Waiting workers. The last one to work is on top, because its core has the model in its
     /// cache.
@@ -90,7 +90,7 @@ struct State {
 
 /// All queues and the waiting workers.
 pub(crate) struct Dispatch {
-    state: Mutex<State>,
+    state: Mutex<DispatchState>,
     /// One for each worker, so that a certain worker can be woken.
     wakers: Vec<Condvar>,
     queue_max: usize,
@@ -101,7 +101,7 @@ pub(crate) struct Dispatch {
 impl Dispatch {
     pub(crate) fn new(config: &SchedulerConfig) -> Dispatch {
         let SchedulerConfig { workers, queue_max, count_threads, .. } = *config;
-        let state = State {
+        let state = DispatchState {
             queues: ModelQueues::default(),
             idle: Vec::with_capacity(workers),
             timer: None,
@@ -122,7 +122,7 @@ impl Dispatch {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DispatchState> {
         // Nothing under this lock calls foreign code, so a poisoned state is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,7 +180,7 @@ impl Dispatch {
 
     /// Counts added and taken requests. The lock is still held, so a request is never counted as
     /// taken before it is counted as added.
-    fn count(&self, _held: &mut State, added: usize, taken: usize) {
+    fn count(&self, _held: &mut DispatchState, added: usize, taken: usize) {
         self.queued.fetch_add(added, Ordering::Relaxed);
         self.queued.fetch_sub(taken, Ordering::Relaxed);
     }
@@ -247,10 +247,10 @@ impl Dispatch {
     /// limit. A worker whose limit ends sooner takes it over.
     fn wait<'a>(
         &self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, DispatchState>,
         worker: usize,
         until: Option<Instant>,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, DispatchState> {
         if !state.idle.contains(&worker) {
             state.idle.push(worker);
         }
@@ -309,7 +309,7 @@ impl Dispatch {
     }
 }
 
-impl State {
+impl DispatchState {
     /// Returns the position of the model's queue.
     fn position(&mut self, model: &Arc<str>) -> usize {
         if self.queues.len() >= MODELS_MAX && self.queues.get(model).is_none() {
@@ -461,7 +461,7 @@ mod tests {
         assert!((4..=5).contains(&runs), "{runs} runs of 8");
     }
 
-    fn wait_until(dispatch: &Dispatch, is: impl Fn(&State) -> bool) {
+    fn wait_until(dispatch: &Dispatch, is: impl Fn(&DispatchState) -> bool) {
         while !is(&dispatch.lock()) {
             std::thread::yield_now();
         }

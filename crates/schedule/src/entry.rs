@@ -210,13 +210,13 @@ pub(crate) struct Rejoin {
     items: Vec<usize>,
     inputs: Vec<NamedTensor>,
     outputs: Vec<Arc<str>>,
-    state: Mutex<Parts>,
+    state: Mutex<PartOutcomes>,
     /// True once a part has failed. Read for each waiting part at every scan of the queue.
     failed: AtomicBool,
 }
 
 /// Outcomes of the parts that have ended.
-struct Parts {
+struct PartOutcomes {
     answers: Vec<Option<Vec<NamedTensor>>>,
     /// Number of parts that have not ended.
     missing: usize,
@@ -230,7 +230,7 @@ struct Parts {
     done: Option<CompletionCallback>,
 }
 
-impl Parts {
+impl PartOutcomes {
     /// Runs the whole request, and adds the time to that of its parts.
     fn add_run(
         &mut self,
@@ -252,7 +252,7 @@ impl Rejoin {
         outputs: Vec<Arc<str>>,
         done: CompletionCallback,
     ) -> Rejoin {
-        let state = Parts {
+        let state = PartOutcomes {
             answers: vec![None; items.len()],
             missing: items.len(),
             failure: None,

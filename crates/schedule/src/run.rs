@@ -134,7 +134,7 @@ struct LastRun {
 }
 
 /// Resources that a thread used between two readings.
-struct Used {
+struct WorkerUsage {
     cpu: Duration,
     faults: PageFaults,
 }
@@ -146,10 +146,10 @@ impl Meter {
     }
 
     /// Returns the use since the last call.
-    fn take_used(&mut self) -> Used {
+    fn take_used(&mut self) -> WorkerUsage {
         let cpu = std::mem::replace(&mut self.cpu, os::thread::cpu_time());
         let faults = std::mem::replace(&mut self.faults, os::thread::page_faults());
-        Used {
+        WorkerUsage {
             cpu: self.cpu.saturating_sub(cpu),
             faults: PageFaults {
                 minor: self.faults.minor.saturating_sub(faults.minor),

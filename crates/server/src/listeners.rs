@@ -86,7 +86,7 @@ pub(crate) struct Listening {
 }
 
 /// Listeners that were started so far, with the values for starting more.
-struct Starter<'a> {
+struct ListenerStarter<'a> {
     server: &'a Server,
     options: &'a ListenOptions,
     stopped: &'a watch::Receiver<bool>,
@@ -106,7 +106,8 @@ pub(crate) fn listen(
 ) -> Result<Listening> {
     let public = sockets.surface()?;
     let mode = sockets.mode;
-    let mut starter = Starter { server, options, stopped, tasks: vec![], addresses: vec![] };
+    let mut starter =
+        ListenerStarter { server, options, stopped, tasks: vec![], addresses: vec![] };
     if let Some(socket) = sockets.http {
         let socket = starter.tcp(socket, scheme("http", "https", &options.http_tls))?;
         starter.http("http", socket, public);
@@ -130,7 +131,7 @@ pub(crate) fn listen(
     Ok(Listening { tasks: starter.tasks, addresses: starter.addresses.join(" ") })
 }
 
-impl Starter<'_> {
+impl ListenerStarter<'_> {
     /// Registers a bound port.
     fn tcp(&mut self, socket: std::net::TcpListener, scheme: &str) -> Result<ListenSocket> {
         let socket = TcpListener::from_std(socket).map_err(|error| failed(&error))?;

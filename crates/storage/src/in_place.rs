@@ -12,11 +12,11 @@ use crate::table::FileTable;
 pub(crate) struct InPlaceReader {
     options: ReaderOptions,
     files: FileTable,
-    queue: VecDeque<Queued>,
+    queue: VecDeque<QueuedInPlaceRead>,
 }
 
 /// A submitted read.
-struct Queued {
+struct QueuedInPlaceRead {
     /// Index of the file in the table.
     place: usize,
     /// Offset in the file.
@@ -49,7 +49,7 @@ impl Reader for InPlaceReader {
         }
         let (place, _) = self.files.hold(read.file);
         // Within the file, which is in memory.
-        self.queue.push_back(Queued {
+        self.queue.push_back(QueuedInPlaceRead {
             place,
             start: read.offset as usize,
             bytes: read.bytes,

@@ -52,7 +52,7 @@ pub(super) struct Servers<'a> {
     requests: Vec<Vec<NamedTensor>>,
     running: Option<ServerProcess>,
     /// Sessions by their threads inside a run, or the reason why there is none.
-    served: BTreeMap<usize, std::result::Result<Served, String>>,
+    served: BTreeMap<usize, std::result::Result<TunedModel, String>>,
     /// Points that the server refused, with its reasons.
     refused: HashMap<TunePoint, String>,
     /// End of the time charged to the budget so far.
@@ -60,7 +60,7 @@ pub(super) struct Servers<'a> {
 }
 
 /// The model of a running server.
-struct Served {
+struct TunedModel {
     /// Name of the model of the server.
     name: String,
     /// Directory of the model.
@@ -129,7 +129,7 @@ impl<'a> Servers<'a> {
             let name = format!("intra-{intra_op}");
             let dir = root.join(&name);
             self.subject.link(&dir, &write::with_point(&self.subject.settings, &current)?)?;
-            sessions.push(Served { name, dir, current, exercised: false });
+            sessions.push(TunedModel { name, dir, current, exercised: false });
         }
         let name = format!("tune-{}", self.subject.name);
         let plan = ServerPlan { detached: true, ..ServerPlan::new(name, self.arguments(&root)) };

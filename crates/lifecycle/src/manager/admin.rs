@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 
 use super::model::{Disk, Model, Version};
-use super::{Manager, ManagerContext, Touched};
+use super::{Manager, ManagerContext, TouchedModels};
 use crate::LifecycleState;
 use crate::message::{AdminCallback, LoadSpec};
 use crate::source::VersionContents;
@@ -61,10 +61,10 @@ impl Manager {
 
     /// Unloads a model for an administrator. `done` is called once its versions are released.
     /// Requests of others that wait for a load of the model fail.
-    pub(super) fn admin_unload(&mut self, name: Arc<str>, done: AdminCallback) -> Touched {
+    pub(super) fn admin_unload(&mut self, name: Arc<str>, done: AdminCallback) -> TouchedModels {
         let Some(model) = self.models.get_mut(&name) else {
             done(Err(unknown(&name)));
-            return Touched::Nothing;
+            return TouchedModels::Nothing;
         };
         let is_overtaken = |waiter: &AdminWaiter| {
             waiter.model == name && !matches!(waiter.goal, WaiterGoal::Unload)
@@ -72,7 +72,7 @@ impl Manager {
         // Before the unload begins, so that a refusal changes nothing.
         if self.waiters.iter().filter(|&waiter| !is_overtaken(waiter)).count() >= WAITERS_MAX {
             done(Err(too_many_waiters()));
-            return Touched::Nothing;
+            return TouchedModels::Nothing;
         }
         tracing::info!(model = %name, "unloaded by an administrator");
         model.down = true;
@@ -95,7 +95,7 @@ impl Manager {
             since: Instant::now(),
             done,
         });
-        Touched::One(name)
+        TouchedModels::One(name)
     }
 
     /// Keeps a request until it is fulfilled. Refuses it if too many wait.

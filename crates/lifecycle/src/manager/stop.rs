@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{Manager, Touched};
+use super::{Manager, TouchedModels};
 use crate::message::Message;
 use crate::{LifecycleEvent, SHUTDOWN_WAIT_MAX};
 
@@ -65,7 +65,7 @@ impl Manager {
             }
             Message::Stage { .. } | Message::LoadEnded { .. } | Message::Released { .. } => {
                 // A report takes longer than a release, so the other models wait for their own.
-                if let Touched::One(name) = self.handle(message)
+                if let TouchedModels::One(name) = self.handle(message)
                     && let Some(model) = self.models.get_mut(&name)
                 {
                     model.report();

@@ -108,11 +108,11 @@ impl Parameters {
 /// Files that earlier scans of a version found, and the result if it is final.
 #[derive(Default)]
 pub(crate) struct VersionMemory {
-    last: Option<Seen>,
+    last: Option<SeenFiles>,
 }
 
 /// Files of a version that some scans in a row have found.
-struct Seen {
+struct SeenFiles {
     files: Fingerprint,
     /// Time of the first scan that found these files.
     since: Instant,
@@ -171,12 +171,12 @@ impl VersionMemory {
     }
 
     /// Stores the files of a scan. Returns the state since these files were first found.
-    fn record_scan(&mut self, files: Fingerprint, now: Instant) -> &mut Seen {
+    fn record_scan(&mut self, files: Fingerprint, now: Instant) -> &mut SeenFiles {
         let seen = match self.last.take() {
             Some(seen) if seen.files == files => {
-                Seen { scans: seen.scans.saturating_add(1), ..seen }
+                SeenFiles { scans: seen.scans.saturating_add(1), ..seen }
             }
-            _ => Seen { files, since: now, scans: 1, answer: None },
+            _ => SeenFiles { files, since: now, scans: 1, answer: None },
         };
         self.last.insert(seen)
     }

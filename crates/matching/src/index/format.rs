@@ -115,7 +115,7 @@ impl EdgeIndex {
     /// # Errors
     /// `DataLoss` if the bytes are not such an index. `FailedPrecondition` for another version.
     pub fn decode(bytes: &[u8]) -> Result<EdgeIndex> {
-        let mut input = Input { rest: bytes };
+        let mut input = IndexInput { rest: bytes };
         let version = input.number()?;
         if version != VERSION {
             return Err(Error::precondition(format!(
@@ -144,11 +144,11 @@ impl EdgeIndex {
 }
 
 /// Bytes that are not read yet.
-struct Input<'a> {
+struct IndexInput<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Input<'a> {
+impl<'a> IndexInput<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self
             .rest

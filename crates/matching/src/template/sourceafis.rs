@@ -51,11 +51,11 @@ struct CborHead {
 }
 
 /// Reader of CBOR items.
-struct Cbor<'a> {
+struct CborReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Cbor<'a> {
+impl<'a> CborReader<'a> {
     fn take(&mut self, count: u64) -> Result<&'a [u8]> {
         let split = usize::try_from(count).ok().and_then(|at| self.rest.split_at_checked(at));
         let (taken, rest) = split.ok_or_else(|| malformed("it ends in the middle of a value"))?;
@@ -198,7 +198,7 @@ fn malformed(what: &str) -> Error {
 
 /// Fields of a template.
 #[derive(Default)]
-struct Stored {
+struct StoredTemplate {
     width: f64,
     height: f64,
     x: Vec<f64>,
@@ -209,12 +209,12 @@ struct Stored {
 
 /// Reads a template of SourceAFIS, which is a CBOR map.
 pub(super) fn read(bytes: &[u8]) -> Result<Graph> {
-    let mut input = Cbor { rest: bytes };
+    let mut input = CborReader { rest: bytes };
     let head = input.head()?;
     if head.major != MAP {
         return Err(malformed("it is not a map"));
     }
-    let mut stored = Stored::default();
+    let mut stored = StoredTemplate::default();
     input.entries(head, |input| {
         match input.text()?.as_str() {
             "width" => stored.width = input.number()?,
@@ -233,7 +233,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Graph> {
     stored.graph()
 }
 
-impl Stored {
+impl StoredTemplate {
     /// Returns the graph of the stored minutiae.
     fn graph(&self) -> Result<Graph> {
         let count = self.types.len();
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn numbers_have_any_length() {
-        let number = |bytes: &[u8]| Cbor { rest: bytes }.number().unwrap();
+        let number = |bytes: &[u8]| CborReader { rest: bytes }.number().unwrap();
         // RFC 8949, appendix A.
         for (bytes, value) in [
             (&[0xF9, 0x00, 0x00][..], 0.0),

@@ -223,7 +223,7 @@ struct FieldReader<'a> {
 }
 
 /// Rows with one of some values.
-struct Matched {
+struct MatchedValues {
     rows: RowSet,
     /// True if the dictionary may lack a wanted value because it is a long text.
     long: bool,
@@ -305,7 +305,7 @@ impl FieldReader<'_> {
     }
 
     /// Finds the rows with one of `values` in the dictionary.
-    fn matched(&self, values: &[Value]) -> Result<Matched> {
+    fn matched(&self, values: &[Value]) -> Result<MatchedValues> {
         let mut wanted: Vec<KeyRef<'_>> = values.iter().filter_map(KeyRef::of).collect();
         let keys = wanted.len();
         wanted.retain(|key| key.text_bytes() <= TEXT_BYTES_MAX);
@@ -328,7 +328,7 @@ impl FieldReader<'_> {
             Ok(())
         })?;
         self.index.add_rows(self.file, self.field, &pieces, &mut rows)?;
-        Ok(Matched { rows, long, other })
+        Ok(MatchedValues { rows, long, other })
     }
 
     /// Selects the rows with a value other than all of `values`.

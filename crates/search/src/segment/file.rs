@@ -24,11 +24,11 @@ pub(super) struct SegmentFileWriter<'a> {
     buffer: Vec<u8>,
     sections: Vec<Section>,
     checks: Vec<u32>,
-    current: Option<Current>,
+    current: Option<OpenSection>,
 }
 
 /// The section that is being written.
-struct Current {
+struct OpenSection {
     kind: u32,
     offset: u64,
     bytes: u64,
@@ -81,7 +81,8 @@ impl<'a> SegmentFileWriter<'a> {
     fn start(&mut self, kind: u32, checked: bool) {
         let offset = self.writer.bytes();
         let first_check = self.checks.len() as u64;
-        self.current = Some(Current { kind, offset, bytes: 0, crc32c: 0, checked, first_check });
+        self.current =
+            Some(OpenSection { kind, offset, bytes: 0, crc32c: 0, checked, first_check });
     }
 
     /// Appends to the section.
@@ -107,7 +108,8 @@ impl<'a> SegmentFileWriter<'a> {
     pub(super) fn end(&mut self) -> Result<()> {
         self.buffer.resize(self.buffer.len().next_multiple_of(PAGE_BYTES), 0);
         self.flush()?;
-        if let Some(Current { kind, offset, bytes, crc32c, first_check, .. }) = self.current.take()
+        if let Some(OpenSection { kind, offset, bytes, crc32c, first_check, .. }) =
+            self.current.take()
         {
             self.sections.push(Section { kind, offset, bytes, crc32c, aux: first_check });
         }

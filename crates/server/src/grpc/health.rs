@@ -71,7 +71,7 @@ pub(super) async fn watch(
     request: http::Request<RequestBody>,
 ) -> Response {
     let unread = request.extensions().get().cloned();
-    let watched = match Watched::read(&state, request).await {
+    let watched = match WatchedService::read(&state, request).await {
         Ok(watched) => watched,
         Err(error) => return response::failed(&error),
     };
@@ -81,18 +81,21 @@ pub(super) async fn watch(
 }
 
 /// The name that a call of Watch follows, and its share of the limits.
-struct Watched {
+struct WatchedService {
     name: String,
     _permit: OwnedSemaphorePermit,
     _reservation: Reservation,
 }
 
-impl Watched {
+impl WatchedService {
     /// Reads the call.
     ///
     /// # Errors
     /// `ResourceExhausted` if there are [`WATCHERS_MAX`], and the errors of any call.
-    async fn read(state: &ModelsState, request: http::Request<RequestBody>) -> Result<Watched> {
+    async fn read(
+        state: &ModelsState,
+        request: http::Request<RequestBody>,
+    ) -> Result<WatchedService> {
         let (call, reservation) = SmallCall::<HealthCheckRequest>::read(state, request).await?;
         let permit = state.watchers.permits.clone().try_acquire_owned().map_err(|_| {
             Error::exhausted(format!(
@@ -100,14 +103,14 @@ impl Watched {
             ))
         })?;
         let name = call.message.service;
-        Ok(Watched { name, _permit: permit, _reservation: reservation })
+        Ok(WatchedService { name, _permit: permit, _reservation: reservation })
     }
 }
 
 /// Sends the status, and again after each change, until the client disconnects or the server stops.
 async fn follow(
     state: &ModelsState,
-    watched: Watched,
+    watched: WatchedService,
     answers: &AnswerSender,
     mut stopped: watch::Receiver<bool>,
 ) {

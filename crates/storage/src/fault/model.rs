@@ -13,7 +13,7 @@ pub(super) enum Change {
 }
 
 #[derive(Clone, Debug, Default)]
-struct File {
+struct FaultFile {
     durable: Vec<u8>,
     /// Current length in bytes, with the pending changes.
     live: u64,
@@ -27,7 +27,7 @@ pub(super) struct FileSystemModel {
     pub(super) writes: u64,
     pub(super) persists: u64,
     pub(super) crashed: bool,
-    files: Vec<File>,
+    files: Vec<FaultFile>,
     live: BTreeMap<String, u64>,
     durable: BTreeMap<String, u64>,
 }
@@ -45,7 +45,7 @@ impl FileSystemModel {
 
     pub(super) fn create(&mut self, name: &str) {
         self.live.insert(name.to_owned(), self.files.len() as u64);
-        self.files.push(File::default());
+        self.files.push(FaultFile::default());
     }
 
     pub(super) fn remove(&mut self, name: &str) {
@@ -116,7 +116,7 @@ impl FileSystemModel {
 }
 
 /// Returns a file's durable bytes with a random selection of the sectors of later changes.
-fn torn(file: &File, draw: &mut Draw) -> Vec<u8> {
+fn torn(file: &FaultFile, draw: &mut Draw) -> Vec<u8> {
     let mut bytes = file.durable.clone();
     // The whole change, nothing of it, or each sector by itself.
     let luck = draw.next() % 3;

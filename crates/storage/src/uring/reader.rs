@@ -30,7 +30,7 @@ struct ReadSlot {
 }
 
 /// A completion not yet passed on.
-struct Done {
+struct ReadCompletion {
     slot: usize,
     outcome: ReadOutcome,
 }
@@ -58,7 +58,7 @@ pub(super) struct UringReader {
     queued: usize,
     /// Entries that were submitted and have not completed.
     flying: usize,
-    ready: VecDeque<Done>,
+    ready: VecDeque<ReadCompletion>,
 }
 
 impl UringReader {
@@ -158,7 +158,7 @@ impl UringReader {
             // The slot's index, set at submission.
             let index = user_data as usize;
             match judge(&mut slots[index], result) {
-                Some(outcome) => ready.push_back(Done { slot: index, outcome }),
+                Some(outcome) => ready.push_back(ReadCompletion { slot: index, outcome }),
                 None => again.push(index),
             }
         });
@@ -166,7 +166,11 @@ impl UringReader {
     }
 
     /// Passes a completed read to `each`, and frees its slot.
-    fn hand_over(&mut self, done: &Done, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<()> {
+    fn hand_over(
+        &mut self,
+        done: &ReadCompletion,
+        each: &mut dyn FnMut(u64, Result<&[u8]>),
+    ) -> Result<()> {
         let ReadSlot { tag, offset, bytes, place, .. } = self.slots[done.slot];
         match done.outcome {
             ReadOutcome::Whole => {

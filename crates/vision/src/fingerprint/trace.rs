@@ -32,9 +32,9 @@ pub(super) fn ends(bits: &BinaryImage) -> Vec<End> {
             continue;
         }
         let least = match follow(bits, start, &neighbours, &mut path) {
-            Stop::Fork => SPUR_MAX,
-            Stop::End => LINE_MIN,
-            Stop::Far => 0,
+            LineStop::Fork => SPUR_MAX,
+            LineStop::End => LINE_MIN,
+            LineStop::Far => 0,
         };
         let Some(&along) = path.last().filter(|_| path.len() > least) else {
             continue;
@@ -48,7 +48,7 @@ pub(super) fn ends(bits: &BinaryImage) -> Vec<End> {
 
 /// Reason for which following a line stopped.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Stop {
+enum LineStop {
     Fork,
     End,
     Far,
@@ -60,7 +60,7 @@ fn follow(
     start: usize,
     neighbours: &[isize; 8],
     path: &mut Vec<usize>,
-) -> Stop {
+) -> LineStop {
     path.clear();
     path.push(start);
     let mut before = start;
@@ -71,13 +71,13 @@ fn follow(
             .map(|&way| at.wrapping_add_signed(way))
             .filter(|&to| bits.pixels[to] == 1 && to != before);
         let (Some(to), others) = (next.next(), next.count()) else {
-            return Stop::End;
+            return LineStop::End;
         };
         if others > 0 {
-            return Stop::Fork;
+            return LineStop::Fork;
         }
         (before, at) = (at, to);
         path.push(at);
     }
-    Stop::Far
+    LineStop::Far
 }

@@ -51,7 +51,7 @@ fn numbers(space: &ScaleSpace, keypoint: &Keypoint) -> Option<[f32; NUMBERS]> {
         for column in 0..SIDE {
             let at = (row + 1) * ROW + column + 1;
             let (dx, dy) = (patch[at + 1] - patch[at - 1], patch[at - ROW] - patch[at + ROW]);
-            add(&mut sums, Sample { column, row, dx, dy });
+            add(&mut sums, GradientSample { column, row, dx, dy });
         }
     }
     let sum: f32 = sums.iter().sum();
@@ -59,7 +59,7 @@ fn numbers(space: &ScaleSpace, keypoint: &Keypoint) -> Option<[f32; NUMBERS]> {
 }
 
 /// A gradient at one sample of the patch.
-struct Sample {
+struct GradientSample {
     column: usize,
     row: usize,
     dx: f32,
@@ -67,8 +67,8 @@ struct Sample {
 }
 
 /// Shares a gradient among the nearest four cells and two directions.
-fn add(sums: &mut [f32; NUMBERS], sample: Sample) {
-    let Sample { column, row, dx, dy } = sample;
+fn add(sums: &mut [f32; NUMBERS], sample: GradientSample) {
+    let GradientSample { column, row, dx, dy } = sample;
     let strength = (dx * dx + dy * dy).sqrt();
     if strength == 0.0 {
         return;

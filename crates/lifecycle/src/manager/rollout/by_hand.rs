@@ -7,7 +7,7 @@ use base::{Error, Result};
 
 use super::{BY_HAND, RequestedRollout};
 use crate::manager::model::Model;
-use crate::manager::{Manager, ManagerContext, Touched};
+use crate::manager::{Manager, ManagerContext, TouchedModels};
 use crate::message::{AdminCallback, LoadSpec, RolloutAction};
 use crate::policy::rollout::RollbackReason;
 use crate::{LifecycleState, Transition};
@@ -21,10 +21,10 @@ impl Manager {
         name: Arc<str>,
         action: RolloutAction,
         done: AdminCallback,
-    ) -> Touched {
+    ) -> TouchedModels {
         let Some(model) = self.models.get_mut(&name).filter(|model| !model.removed) else {
             done(Err(self.catalog.unknown(&name)));
-            return Touched::Nothing;
+            return TouchedModels::Nothing;
         };
         let context = &self.context;
         let result = match action {
@@ -34,7 +34,7 @@ impl Manager {
                 Ok(Some(version)) => {
                     let spec = LoadSpec { version: Some(version), reload: false };
                     self.admin_load(name.clone(), spec, done);
-                    return Touched::One(name);
+                    return TouchedModels::One(name);
                 }
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),
@@ -46,7 +46,7 @@ impl Manager {
         model.keep_withdrawals(&mut self.context);
         model.keep_rollout(&mut self.context);
         done(result);
-        Touched::One(name)
+        TouchedModels::One(name)
     }
 }
 
