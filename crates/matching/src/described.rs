@@ -20,7 +20,7 @@ use kernels::graph::NEAREST;
 use crate::edge::{Edge, PER_PIXEL, angle_between};
 use crate::evidence::{ERROR_SCALE, Evidence, Pair};
 use crate::graph::{DESCRIPTOR_BYTES, VERTICES_MAX, Vertex};
-use crate::pose::{PointPair, PoseMatch, near, verify};
+use crate::pose::{PointPair, PoseMatch, position_tolerance, verify};
 use crate::star::{Coordinates, Star, stars};
 use crate::tuning::{ANGLE_ERROR_MAX, PHOTO_ROOTS_MAX};
 
@@ -96,7 +96,7 @@ impl PhotoScratch {
         self.propose(probe, record, bits_max);
         self.link(probe, record);
         self.pick();
-        let near = near(record.vertices);
+        let tolerance = position_tolerance(record.vertices);
         let mut best = Evidence { described: true, ..Evidence::default() };
         for at in 0..self.roots.len() {
             let root = self.roots[at];
@@ -107,7 +107,7 @@ impl PhotoScratch {
             verify(
                 &self.point_pairs,
                 (usize::from(root.tentative), usize::from(root.to)),
-                near,
+                tolerance,
                 &mut self.agreed,
             );
             let evidence =

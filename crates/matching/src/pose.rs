@@ -116,10 +116,10 @@ impl Pose {
         PairDistances { from_expected: dx * dx + dy * dy, from_centre: sx * sx + sy * sy }
     }
 
-    /// Leaves the pairs that agree with the pose in `agreed`. A position may be off by `near` plus
-    /// the share `cone` of the distance from the centre. The tolerances of direction and scale are
-    /// fixed.
-    fn agree(&self, pairs: &[PointPair], near: f32, cone: f32, agreed: &mut Vec<PoseMatch>) {
+    /// Leaves the pairs that agree with the pose in `agreed`. A position may be off by `tolerance`
+    /// plus the share `cone` of the distance from the centre. The tolerances of direction and scale
+    /// are fixed.
+    fn agree(&self, pairs: &[PointPair], tolerance: f32, cone: f32, agreed: &mut Vec<PoseMatch>) {
         agreed.clear();
         // Rows count downwards, so a turn towards greater y is one clockwise as seen.
         let turned = crate::edge::heading((self.re * 1024.0) as i32, (-self.im * 1024.0) as i32);
@@ -127,7 +127,7 @@ impl Pose {
         for (index, &pair) in pairs.iter().enumerate() {
             let PointPair { probe, record } = pair;
             let PairDistances { from_expected, from_centre } = self.distances(pair);
-            let reach = near + cone * from_centre.sqrt();
+            let reach = tolerance + cone * from_centre.sqrt();
             if from_expected > reach * reach || !same_scale(probe.kind, record.kind, square) {
                 continue;
             }
@@ -149,29 +149,29 @@ impl Pose {
 
 /// Replaces the content of `agreed` by the pairs that agree with one pose. The first pose is that
 /// of the two pairs `root`, which are indexes of `pairs`. It is then fitted to the agreeing pairs,
-/// [`FITS`] times. `near` is the tolerance of a position in pixels of the record. `agreed` is empty
+/// [`FITS`] times. `tolerance` is the tolerance of a position in pixels of the record. `agreed` is empty
 /// if no pose can be computed.
 pub(crate) fn verify(
     pairs: &[PointPair],
     root: (usize, usize),
-    near: f32,
+    tolerance: f32,
     agreed: &mut Vec<PoseMatch>,
 ) {
     agreed.clear();
     let (Some(&a), Some(&b)) = (pairs.get(root.0), pairs.get(root.1)) else { return };
     let Some(mut pose) = Pose::between(a, b) else { return };
-    pose.agree(pairs, near, POSE_CONE, agreed);
+    pose.agree(pairs, tolerance, POSE_CONE, agreed);
     for _ in 0..FITS {
         match Pose::fitted(pairs, agreed) {
             Some(fitted) => pose = fitted,
             None => return agreed.clear(),
         }
-        pose.agree(pairs, near, POSE_CONE_FITTED, agreed);
+        pose.agree(pairs, tolerance, POSE_CONE_FITTED, agreed);
     }
 }
 
 /// Returns the tolerance of a position for a record with these vertices, in pixels.
-pub(crate) fn near(vertices: &[Vertex]) -> f32 {
+pub(crate) fn position_tolerance(vertices: &[Vertex]) -> f32 {
     let span = |of: fn(&Vertex) -> i16| {
         let (low, high) = vertices
             .iter()

@@ -9,7 +9,7 @@ use crate::edge::{Edge, angle_between, clamp_position, to_angle};
 use crate::evidence::{ERROR_SCALE, Evidence, PAIRS_MIN, Pair};
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
 use crate::overlap::{Outline, measure_overlap};
-use crate::pose::{PointPair, near, verify};
+use crate::pose::{PointPair, position_tolerance, verify};
 use crate::tuning::{
     ANGLE_ERROR_MAX, LENGTH_ERROR_MAX, PHOTO_ROOTS_MAX, ROOTS_MAX, TURN_ERROR_MAX, VOTES_MIN,
 };
@@ -195,7 +195,7 @@ fn described(
     for (_, root, to) in roots {
         if !pairs.contains(&tentative[root].pair) {
             let mut agreed = Vec::new();
-            verify(&point_pairs, (root, to), near(other), &mut agreed);
+            verify(&point_pairs, (root, to), position_tolerance(other), &mut agreed);
             let found = evidence(&point_pairs, &agreed, |at| tentative[at].bits as u16, bits_max);
             if found.raw_score() > best.raw_score() {
                 best = found;

@@ -93,7 +93,7 @@ fn view(input: &mut Fields<'_>, certified: bool) -> Result<TemplateView> {
     Ok(TemplateView { graph, quality, finger, bytes: start..input.at })
 }
 
-/// Writes one representation.
+/// Writes the template of one graph, as one representation.
 pub(super) fn write(graph: &Graph, stated: StatedPrint) -> Result<Vec<u8>> {
     check(graph)?;
     let quality = stated.quality_byte();
