@@ -35,7 +35,7 @@ pub(crate) enum ConfigurationOrigin {
 /// Versions that an administrator's request loads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadSpec {
-    /// Loads ready versions again, from the files as they are now.
+    /// True to load ready versions again, from the files as they are now.
     pub reload: bool,
     /// Version to load and to keep, besides the policy's choice, until it is unloaded or its
     /// directory is removed. `None`: the versions that the policy chooses.

@@ -121,8 +121,8 @@ pub struct DrivePlan {
     /// Time for which a finished schedule waits for the last answers. Requests without an answer
     /// then count as failed.
     pub drain: Duration,
-    /// Never sleep while waiting. This excludes the client's own wake-up, which is slow on a
-    /// virtual machine, from the latency. It takes a whole core.
+    /// True if clients never sleep while they wait. This excludes the client's own wake-up, which
+    /// is slow on a virtual machine, from the latency. It takes a whole core.
     pub spin: bool,
     /// Set to end the run early.
     pub stop: Arc<AtomicBool>,

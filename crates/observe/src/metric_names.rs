@@ -16,9 +16,9 @@ use crate::parts::ObservedParts;
 /// Servers whose names are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MetricNames {
-    /// Triton's `nv_inference_*`.
+    /// True to export Triton's `nv_inference_*`.
     pub triton: bool,
-    /// TensorFlow Serving's `:tensorflow:serving:*`.
+    /// True to export TensorFlow Serving's `:tensorflow:serving:*`.
     pub tfs: bool,
 }
 

@@ -77,7 +77,7 @@ pub struct SchedulerConfig {
     pub workers: usize,
     /// Maximum number of waiting requests of one model, if it has no limit of its own.
     pub queue_max: usize,
-    /// Pin worker `i` to the `i`-th core that the process may use.
+    /// True to pin worker `i` to the `i`-th core that the process may use.
     pub pin: bool,
     /// True if the threads of all runs together are at most the workers. Then a run of several
     /// threads waits until as many workers are free. Otherwise there are as many concurrent runs as

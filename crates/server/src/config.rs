@@ -110,9 +110,9 @@ pub struct DataConfig {
     pub runtime_threads: usize,
     /// Maximum queued requests of one model. A further one is refused.
     pub queue_max: usize,
-    /// Pin worker i to the i-th core that the process may use.
+    /// True to pin worker `i` to the `i`-th core that the process may use.
     pub pin: bool,
-    /// Allow more workers than cores.
+    /// True to allow more workers than cores.
     pub oversubscribe: bool,
     /// Log of a sample of the requests. `None` logs none.
     pub request_log: Option<RequestLogConfig>,
@@ -144,11 +144,12 @@ pub struct MemoryConfig {
     pub load_rate: u64,
     /// Rate of faulting fresh slots in, in bytes per second. 0 is unlimited.
     pub fault_rate: u64,
-    /// Ask for 2 MiB pages.
+    /// True to request pages of 2 MiB.
     pub huge_pages: bool,
-    /// Read weights with O_DIRECT.
+    /// True to read weights with O_DIRECT.
     pub direct: bool,
-    /// Keep a spare worker process for each engine that opens slowly and has an isolated model.
+    /// True to keep a spare worker process for each engine that opens slowly and has an isolated
+    /// model.
     pub spare_workers: bool,
 }
 
@@ -176,7 +177,7 @@ pub struct ModelsConfig {
     pub roots: Vec<ModelRoot>,
     /// Time between two scans of the directories.
     pub poll: Duration,
-    /// Scan them only until the first load is finished, and on request.
+    /// True to scan them only until the first load is finished, and on request.
     pub poll_once: bool,
     /// Threads that load.
     pub load_threads: usize,
@@ -188,7 +189,7 @@ pub struct ModelsConfig {
     pub load_retry_interval: Duration,
     /// Maximum time of a load with its warm-up, and of a conversion before it.
     pub load_timeout: Duration,
-    /// Load at idle priority.
+    /// True to load at idle priority.
     pub background: bool,
     /// Directory of converted models while they are served.
     pub cache_dir: PathBuf,

@@ -32,9 +32,9 @@ pub(crate) struct ModelsState {
     pub(crate) configurator: Arc<ModelConfigurator>,
     /// Name and version of the engine, for people.
     pub(crate) engine_version: String,
-    /// Encode responses of Predict over gRPC with `tensor_content`.
+    /// True if responses of Predict over gRPC have `tensor_content`.
     pub(crate) tfs_tensor_content: bool,
-    /// Refuse signatures whose method differs from the method of the request.
+    /// True to refuse signatures whose method differs from the method of the request.
     pub(crate) tfs_method_check: bool,
     /// Deadline of requests to TensorFlow Serving's REST API, besides the server's.
     pub(crate) rest_timeout: Option<Duration>,

@@ -17,7 +17,7 @@ pub struct SamplingRates {
     pub rate: f64,
     /// Rates of models that have one of their own.
     pub models: BTreeMap<String, f64>,
-    /// Follow the flag of a client that sends a trace context, in place of the rates.
+    /// True to follow the flag of a client that sends a trace context, in place of the rates.
     pub parent_based: bool,
 }
 

@@ -14,7 +14,7 @@ pub struct ProgressTimeout {
     total: Option<Duration>,
     /// End of the total time. Set at the first wait.
     end: Option<Instant>,
-    /// A piece has arrived since the timer was set.
+    /// True if a piece has arrived since the timer was set.
     progressed: bool,
     timer: Option<Pin<Box<Sleep>>>,
 }

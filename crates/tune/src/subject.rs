@@ -21,7 +21,7 @@ use loadgen::disk_space::check_space;
 /// are spaced out. Points get requests before they are measured.
 const NOT_FOR_POINTS: [&str; 5] = ["policy", "versions", "transition", "labels", "rollout"];
 
-/// A model's directory.
+/// The tuned model and its files.
 #[derive(Debug)]
 pub(super) struct TuneSubject {
     /// Name for people.

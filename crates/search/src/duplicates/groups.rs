@@ -48,9 +48,11 @@ pub fn groups(pairs: &[DuplicatePair]) -> Vec<DuplicateGroup> {
 
 /// Disjoint sets of ids with path halving and union by size (Tarjan and van Leeuwen, 1984).
 struct DisjointSets {
-    /// All ids in ascending order. The place of an id is its number.
+    /// All ids in ascending order. The index of an id is its number in the other lists.
     ids: Vec<u64>,
+    /// Number of another id of the same set, or the own number at the root of a set.
     parents: Vec<u32>,
+    /// Number of ids in the set of each root.
     sizes: Vec<u32>,
 }
 

@@ -42,13 +42,14 @@ pub struct ListenerConfig {
     pub socket_mode: u32,
     /// Certificates of both ports. `None` serves plain text.
     pub tls: Option<TlsFiles>,
-    /// Serve HTTP in plain text although there are certificates, as TensorFlow Serving does.
+    /// True to serve HTTP in plain text although there are certificates, as TensorFlow Serving
+    /// does.
     pub plain_http: bool,
     /// File of keys. If there is any key, every call but health checks needs one.
     pub keys: Option<PathBuf>,
     /// Names of this server in requests, besides `localhost` and the name of the machine.
     pub allowed_hosts: Vec<String>,
-    /// Accept admin calls from other machines if they show the admin key.
+    /// True to accept admin calls from other machines if they show the admin key.
     pub allow_remote_admin: bool,
     /// Key of an administrator.
     pub admin_key: Option<Secret>,
@@ -65,8 +66,8 @@ pub struct ListenerConfig {
     pub request_timeout: Duration,
     /// Shorter deadline of requests to TensorFlow Serving's REST API.
     pub rest_timeout: Option<Duration>,
-    /// Listen once the first load is finished, as TensorFlow Serving does, whose clients treat an
-    /// open port as a ready server.
+    /// True to listen only once the first load is finished, as TensorFlow Serving does. Its clients
+    /// treat an open port as a ready server.
     pub listen_when_settled: bool,
     /// Models that must serve for the server to be ready.
     pub readiness: ReadinessPolicy,
@@ -89,11 +90,11 @@ pub struct ListenerConfig {
     pub drain_time: Duration,
     /// Threads of connections, which receive, decode and encode. 0 is one per core.
     pub threads: usize,
-    /// Answer Predict over gRPC with `tensor_content` instead of the typed fields (`float_val`
-    /// etc.).
+    /// True to answer Predict over gRPC with `tensor_content` instead of the typed fields
+    /// (`float_val` etc.).
     pub tfs_tensor_content: bool,
-    /// Refuse a request over TensorFlow Serving's API whose signature has another method, as its
-    /// flag `enable_signature_method_name_check` does.
+    /// True to refuse a request over TensorFlow Serving's API whose signature has another method.
+    /// Its flag `enable_signature_method_name_check` does the same.
     pub tfs_method_check: bool,
 }
 

@@ -34,8 +34,8 @@ pub(super) fn callers(surface: Surface, routes: Router) -> Router {
     }))
 }
 
-/// Returns true for a request to read a folder of the server. Its route takes images too, so it is
-/// no admin call by its route.
+/// Returns true for a request to read a folder of the server. Its route takes images too, so the
+/// route does not show that it is an admin call.
 fn reads_folder(route: &str, request: &Request) -> bool {
     route == "/v1/images/{collection}"
         && request.method() == Method::PUT

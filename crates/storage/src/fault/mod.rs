@@ -58,7 +58,7 @@ pub struct FaultPlan {
     pub damage: Vec<(String, u64, ReadFault)>,
     /// Files that cannot be opened: beginning of the name, error.
     pub refused: Vec<(String, Error)>,
-    /// Completions come in an order drawn by the seed.
+    /// True if completions come in an order drawn by the seed.
     pub reorder: bool,
 }
 

@@ -71,7 +71,7 @@ pub struct AccessPolicy {
     pub host: IpAddr,
     /// Names of the server besides `localhost` and the machine's own name.
     pub allowed_hosts: Vec<String>,
-    /// Accept admin calls from other machines, with the admin key.
+    /// True to accept admin calls from other machines, with the admin key.
     pub allow_remote_admin: bool,
     /// Keys of all calls but health checks. `None` needs none.
     pub keys: Option<Arc<KeyRing>>,
