@@ -45,7 +45,7 @@ pub(crate) struct ReadySet {
     /// Ready versions, the lowest first.
     pub(crate) versions: Vec<Arc<Servable>>,
     pub(crate) labels: BTreeMap<String, u64>,
-    /// Version of requests that name none.
+    /// Version of requests that name no version.
     pub(crate) stable: Option<u64>,
     /// The running rollout.
     pub(crate) rollout: Option<Arc<RolloutTraffic>>,

@@ -122,7 +122,7 @@ pub struct ModelConfig {
     pub schedule: ScheduleOptions,
     /// Version numbers by label ("stable" is 3).
     pub labels: BTreeMap<String, u64>,
-    /// Text of the section `[recogniser]` of its file, passed on to
+    /// Text of the section `[recogniser]` of its file, if it has one. Passed on to
     /// [`engine::Servable::recogniser`].
     pub recogniser: Option<Arc<str>>,
     /// True if the server's settings file has a section for the model. Settings of another server

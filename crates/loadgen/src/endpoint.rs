@@ -30,7 +30,7 @@ pub struct Endpoint {
     pub authority: String,
     /// Kind of connection to the server.
     pub link: Link,
-    /// Key that every request sends.
+    /// Key that every request sends, if the server requires one.
     pub key: Option<ApiKey>,
 }
 

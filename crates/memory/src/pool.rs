@@ -44,7 +44,7 @@ pub struct PoolStats {
     /// True if huge pages were requested and granted. [`SlotPool::huge_bytes`] returns how many
     /// bytes they hold.
     pub huge_pages: bool,
-    /// Description of the requests that the system refused.
+    /// Description of the requests that the system refused, if it refused any.
     pub fallback: Option<String>,
 }
 

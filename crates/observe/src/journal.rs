@@ -97,9 +97,9 @@ pub struct EventPage {
 pub struct EventFilter {
     /// Events with a higher number only.
     pub after: u64,
-    /// Events of one model only.
+    /// Events of this model only, or of all models if `None`.
     pub model: Option<String>,
-    /// Maximum number of events. The newest ones are chosen.
+    /// Maximum number of events, or `None` for all. The newest ones are chosen.
     pub limit: Option<usize>,
 }
 

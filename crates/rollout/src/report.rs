@@ -82,7 +82,7 @@ pub struct RolloutRecord {
 pub struct RolloutReport {
     /// State of the last rollout.
     pub state: RolloutState,
-    /// Version of requests that name none.
+    /// Version of requests that name no version.
     pub stable: Option<u64>,
     /// The new version, or the last one.
     pub candidate: Option<u64>,

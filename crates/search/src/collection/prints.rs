@@ -27,9 +27,10 @@ pub struct PrintQuery<'a> {
     /// as many points without an index are compared too. They are unflushed points, and points in
     /// segments of older programs.
     pub candidates: usize,
-    /// Condition that hits must match.
+    /// Condition that hits must match, or `None` for all points.
     pub filter: Option<&'a Filter>,
-    /// Time after which points are no longer compared and the result is partial.
+    /// Time after which points are no longer compared and the result is partial. `None` is no
+    /// limit.
     pub deadline: Option<Instant>,
 }
 

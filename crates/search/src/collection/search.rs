@@ -37,13 +37,13 @@ pub struct CollectionQuery<'a> {
     pub candidates: usize,
     /// Effort of the coarse stage.
     pub params: ScanParams,
-    /// Condition that hits must match.
+    /// Condition that hits must match, or `None` for all points.
     pub filter: Option<&'a Filter>,
     /// True if the coarse stage reads embeddings from the medium to rank candidates exactly. Seldom
     /// useful if a scorer decides in the end.
     pub exact: bool,
     /// Time after which codes are no longer read, points are no longer compared, and the result is
-    /// partial.
+    /// partial. `None` is no limit.
     pub deadline: Option<Instant>,
 }
 

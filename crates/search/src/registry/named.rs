@@ -39,7 +39,7 @@ const PAYLOADS_AT_ONCE_MAX: usize = 4096;
 pub struct ScrollPage {
     /// Live points of this page.
     pub points: Vec<FetchedPoint>,
-    /// Id to continue with.
+    /// Id to continue with, or `None` after the last page.
     pub next: Option<PointId>,
     /// True if points are missing because data is damaged or a segment is not open yet.
     pub partial: bool,

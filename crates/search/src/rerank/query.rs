@@ -64,7 +64,7 @@ pub struct RerankQuery<'a, S: Scorer> {
     pub k: usize,
     /// Source of the candidates.
     pub candidates: Box<dyn CandidateChunks + 'a>,
-    /// Time after which records are no longer scored and the result is partial.
+    /// Time after which records are no longer scored and the result is partial. `None` is no limit.
     pub deadline: Option<Instant>,
 }
 
