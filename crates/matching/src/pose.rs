@@ -116,9 +116,9 @@ impl Pose {
         PairDistances { from_expected: dx * dx + dy * dy, from_centre: sx * sx + sy * sy }
     }
 
-    /// Leaves the pairs that agree with the pose in `agreed`. A position may be off by `tolerance`
-    /// plus the share `cone` of the distance from the centre. The tolerances of direction and scale
-    /// are fixed.
+    /// Replaces the content of `agreed` by the pairs that agree with the pose. A position may be
+    /// off by `tolerance` plus the share `cone` of the distance from the centre. The tolerances of
+    /// direction and scale are fixed.
     fn agree(&self, pairs: &[PointPair], tolerance: f32, cone: f32, agreed: &mut Vec<PoseMatch>) {
         agreed.clear();
         // Rows count downwards, so a turn towards greater y is one clockwise as seen.
@@ -149,8 +149,8 @@ impl Pose {
 
 /// Replaces the content of `agreed` by the pairs that agree with one pose. The first pose is that
 /// of the two pairs `root`, which are indexes of `pairs`. It is then fitted to the agreeing pairs,
-/// [`FITS`] times. `tolerance` is the tolerance of a position in pixels of the record. `agreed` is empty
-/// if no pose can be computed.
+/// [`FITS`] times. `tolerance` is the tolerance of a position in pixels of the record. `agreed` is
+/// empty if no pose can be computed.
 pub(crate) fn verify(
     pairs: &[PointPair],
     root: (usize, usize),
