@@ -180,6 +180,7 @@ impl TorchModel {
             Ok(NamedTensor { name: source.name.clone(), tensor })
         };
         if wanted.is_empty() {
+            self.check_outputs(answer)?;
             return self.plan.outputs.iter().map(take).collect();
         }
         let named = |(guess, name): (usize, &Arc<str>)| {
@@ -192,6 +193,22 @@ impl TorchModel {
             )
         };
         wanted.iter().enumerate().map(named).collect()
+    }
+
+    /// Checks that the results have no output that the trial run did not give. It would be lost.
+    fn check_outputs(&self, answer: &RunResults) -> Result<()> {
+        let outputs = &self.plan.outputs;
+        if !self.plan.observed || answer.len() <= outputs.len() {
+            return Ok(());
+        }
+        let is_known = |name: &String| outputs.iter().any(|output| *output.name == **name);
+        let Some(other) = self.names(answer).find(|name| !is_known(name)) else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!(
+            "the model gave \"{other}\", which a run on zeros at its load did not give: list the outputs that \
+             requests get in [signature]"
+        )))
     }
 
     /// Finds an output in the results.

@@ -56,6 +56,8 @@ pub(crate) struct ForwardPlan {
     pub(crate) outputs: Vec<ModuleOutput>,
     /// True if the outputs are known from types only.
     pub(crate) provisional: bool,
+    /// True if the outputs are those of a trial run. Another run may give others.
+    pub(crate) observed: bool,
 }
 
 /// Joins the module's facts with the model's settings. `package` is true for a compiled package,
@@ -85,7 +87,7 @@ pub(crate) fn plan(
     } else {
         (declared_outputs(description, file, &mut signature)?, false)
     };
-    Ok(ForwardPlan { signature, arguments, inputs, outputs, provisional })
+    Ok(ForwardPlan { signature, arguments, inputs, outputs, provisional, observed: false })
 }
 
 /// Adds the declaration of the model's `forward` to an error.
@@ -295,6 +297,7 @@ impl ForwardPlan {
         };
         self.outputs = outputs.iter().enumerate().map(source).collect();
         self.provisional = false;
+        self.observed = true;
     }
 }
 

@@ -56,6 +56,23 @@ fn a_trial_run_determines_type_and_rank() {
 }
 
 #[test]
+fn an_output_that_the_trial_run_did_not_give_is_not_lost() {
+    let source = "def forward(self, x):\n    return [x[i] for i in range(x.size(0))]\n";
+    let written = Written::new(source, vec![]);
+    let two = [floats("x", &[2], &[1.0, 2.0])];
+    let session = written.try_load(shaped(&[-1])).unwrap();
+    assert_eq!(names(&*session), ["output_0"]);
+    assert_eq!(session.run(&[floats("x", &[1], &[1.0])], &[]).unwrap().len(), 1);
+    let error = session.run(&two, &[]).unwrap_err();
+    assert!(error.message().contains("\"output_1\""), "{error}");
+    assert_eq!(session.run(&two, &["output_0".into()]).unwrap().len(), 1);
+
+    let mut signature = shaped(&[-1]);
+    signature.outputs.push(text("first", "float32", Some(&[])));
+    assert_eq!(written.try_load(signature).unwrap().run(&two, &[]).unwrap().len(), 1);
+}
+
+#[test]
 fn without_shapes_the_types_state_the_outputs() {
     let session = Written::new("def forward(self, x):\n    return x, x\n", vec![]).load();
     assert_eq!(names(&*session), ["output_0", "output_1"]);
