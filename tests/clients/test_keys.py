@@ -17,6 +17,7 @@ from models import half_plus_two
 from prometheus_text import samples
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
+from tritonclient.utils import InferenceServerException
 
 TIMEOUT_S = 60
 SECRET = "s3cret"
@@ -178,6 +179,21 @@ def test_tokens_of_qdrant(start):
 def audit_lines(server: Server) -> list[str]:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", server.log_text())
     return [line for line in plain.splitlines() if " admin call " in line]
+
+
+def test_a_long_name_makes_a_short_line_in_the_log(start):
+    """A client whose call is refused chooses the name, too."""
+    server = start()
+    elsewhere = {"X-Forwarded-For": "203.0.113.7"}
+    answer = requests.post(f"{server.url}/v2/repository/models/{'n' * 50_000}/load", headers=elsewhere, timeout=TIMEOUT_S)
+    assert answer.status_code == 403, answer.text
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        for headers in ({}, {"x-forwarded-for": "203.0.113.7"}):
+            with pytest.raises(InferenceServerException):
+                client.load_model("n" * 2_000_000, headers=headers)
+    lines = audit_lines(server)
+    assert len(lines) == 3 and all("nnnnn…" in line for line in lines), [line[:300] for line in lines]
+    assert max(map(len, lines)) < 4096
 
 
 def test_admin_calls_are_logged(start, tmp_path):

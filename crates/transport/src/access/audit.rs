@@ -7,6 +7,9 @@ use crate::peer::Peer;
 
 /// Target of the lines, by which a filter of the log selects them.
 pub(crate) const AUDIT_TARGET: &str = "audit";
+/// Maximum bytes of each text in a line. Clients choose names and paths, also if their calls are
+/// refused.
+const TEXT_BYTES_MAX: usize = 1024;
 
 /// A request for an admin call.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +40,8 @@ impl AdminCall {
         AdminCall {
             key: key.map(str::to_owned),
             peer: request.caller.peer,
-            action: request.action.to_owned(),
-            subject: request.subject.to_owned(),
+            action: cut(request.action),
+            subject: cut(request.subject),
             ended: false,
         }
     }
@@ -65,6 +68,7 @@ impl AdminCall {
         let key = self.key.as_deref().unwrap_or("-");
         let peer = self.peer.map_or_else(|| "-".to_owned(), |peer| peer.to_string());
         let AdminCall { action, subject, .. } = self;
+        let error = cut(error);
         tracing::info!(
             target: AUDIT_TARGET,
             key, peer, action, subject, outcome, error,
@@ -79,4 +83,10 @@ impl Drop for AdminCall {
             self.write("cancelled", "the client has disconnected");
         }
     }
+}
+
+/// Returns the text, cut at its maximum.
+fn cut(text: &str) -> String {
+    let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+    if end == text.len() { text.to_owned() } else { format!("{}…", &text[..end]) }
 }
