@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tarfile
 import threading
 import time
@@ -89,6 +90,17 @@ def test_a_snapshot_is_recovered_from_a_location(server, client, filled, tmp_pat
     assert client.recover_snapshot("recovered", location=f"file://{file}", priority=models.SnapshotPriority.SNAPSHOT)
     assert everything(client, "recovered") == before
     client.delete_collection("recovered")
+
+
+def test_a_failed_recovery_is_logged_as_failed(server):
+    recover = f"{server.url}/collections/wrong/snapshots/recover"
+    names = ["missing", "n" * 5000, "a\0b"]
+    answers = [requests.put(recover, json={"location": f"file:///{name}"}, timeout=TIMEOUT_S) for name in names]
+    assert [answer.status_code for answer in answers] == [404, 400, 400], [answer.text for answer in answers]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", server.log_text())
+    lines = [line for line in plain.splitlines() if 'subject="wrong"' in line]
+    outcomes = [re.search(r'outcome="(\w+)"', line)[1] for line in lines]
+    assert outcomes == ["not_found", "invalid_argument", "invalid_argument"], lines
 
 
 def test_downloads_do_not_wait_for_recoveries(server, client, filled):

@@ -409,17 +409,30 @@ async fn recover(
         let location = request.location;
         let options = state.backups.store_options().to_vec();
         let open = move || open_location(&location, &options);
-        Ok((begin_restore(&state, &collection, grant, open).await?, params))
+        let outcome = begin_restore(&state, &collection, grant, open).await?;
+        // The log of admin calls shows the outcome.
+        restored(outcome, &params).await
     };
-    answer(state.access.admin(call, recovered).await, started).await
+    answer(state.access.admin(call, recovered).await, started)
 }
 
-/// Answers a request that restores a collection.
-async fn answer(begun: Result<(RestoreOutcome, SnapshotParams)>, started: Instant) -> Reply {
-    match begun {
-        Ok((_, params)) if params.wait == Some(false) => accepted(started),
-        Ok((outcome, params)) => reply(wait(outcome, &params).await.map(|_| true), started),
-        Err(error) => refuse(&error, started.elapsed()),
+/// Waits for the end of a restore, and returns true. Returns false at once if the client does not
+/// wait.
+///
+/// # Errors
+/// The errors of the restore, and of [`wait`].
+async fn restored(outcome: RestoreOutcome, params: &SnapshotParams) -> Result<bool> {
+    if params.wait == Some(false) {
+        return Ok(false);
+    }
+    wait(outcome, params).await.map(|_| true)
+}
+
+/// Answers a request that restores a collection, with the result of [`restored`].
+fn answer(restored: Result<bool>, started: Instant) -> Reply {
+    match restored {
+        Ok(false) => accepted(started),
+        ended => reply(ended, started),
     }
 }
 
@@ -492,7 +505,7 @@ async fn upload(
     body: Body,
 ) -> Reply {
     let started = Instant::now();
-    let restored = async {
+    let uploaded = async {
         let params = query_parameters(query)?;
         if params.checksum.is_some() {
             return Err(Error::unimplemented(
@@ -509,9 +522,9 @@ async fn upload(
             sender.feed(pieces, limits).await;
             drop(receiving);
         });
-        Ok((outcome, params))
+        restored(outcome, &params).await
     };
-    answer(restored.await, started).await
+    answer(uploaded.await, started)
 }
 
 /// Returns the limits of an uploaded snapshot, of which each piece may take `piece_timeout`.

@@ -1,7 +1,7 @@
 //! A file at a location: a path of this machine, or a URL.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 use std::pin::Pin;
 
@@ -73,9 +73,16 @@ pub fn open_location(location: &str, options: &[(String, String)]) -> Result<Loc
 /// device can have bytes without end.
 ///
 /// # Errors
-/// `InvalidArgument` for another kind of file; the errors of the file system.
+/// `InvalidArgument` for another kind of file, and for a path that cannot be one; the errors of the
+/// file system.
 fn open_file(path: &Path) -> Result<File> {
-    let failed = |error: std::io::Error| Error::io(path, &error);
+    let failed = |error: io::Error| match error.kind() {
+        // A NUL byte; or too many bytes.
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => {
+            Error::invalid(format!("the path of the file of a snapshot: {error}"))
+        }
+        _ => Error::io(path, &error),
+    };
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(Error::invalid(format!(
             "{}: it is not a regular file; use the path of the file of a snapshot",
@@ -86,7 +93,7 @@ fn open_file(path: &Path) -> Result<File> {
 }
 
 impl Read for RemoteReader {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {
             match self.runtime.block_on(self.pieces.next()) {
                 None => return Ok(0),
@@ -101,13 +108,13 @@ impl Read for RemoteReader {
 
 /// Returns the error of a download that ended early. The reader of the archive finds the error of
 /// this program in it.
-fn download_ended_early(error: object_store::Error) -> std::io::Error {
+fn download_ended_early(error: object_store::Error) -> io::Error {
     let message = format!("the download of the snapshot broke off: {error}");
-    std::io::Error::other(Error::unavailable(message).with_source(error))
+    io::Error::other(Error::unavailable(message).with_source(error))
 }
 
 impl Read for LocationReader {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             LocationReader::File(file) => file.read(buffer),
             LocationReader::Remote(remote) => remote.read(buffer),
@@ -143,6 +150,9 @@ mod tests {
         assert_eq!(error(&directory.path().join("missing")), Some(ErrorKind::NotFound));
         for other in [directory.path(), Path::new("/dev/zero")] {
             assert_eq!(error(other), Some(ErrorKind::InvalidArgument), "{}", other.display());
+        }
+        for name in ["a\0b".to_owned(), "n".repeat(5000)] {
+            assert_eq!(error(&directory.path().join(name)), Some(ErrorKind::InvalidArgument));
         }
     }
 }
