@@ -162,7 +162,8 @@ pub struct Metrics {
     pub decode_queue: Family<KindLabels, LevelGauge>,
     /// Open connections by listener.
     pub connections: Family<KindLabels, LevelGauge>,
-    /// Connections ended for a flood of HTTP/2 control frames, by kind of frame.
+    /// Connections ended for a flood of HTTP/2 control frames, by kind of frame, or for a limit of
+    /// the crate h2 ("h2_limit").
     pub connections_ended: Family<KindLabels, Counter>,
     /// TLS handshakes by outcome: "ok", "failed", "timeout", "plaintext", or "tls_at_plain_port".
     pub tls_handshakes: Family<KindLabels, Counter>,

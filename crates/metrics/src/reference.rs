@@ -98,11 +98,12 @@ const REFUSALS: [&str; 22] = [
 ];
 
 /// Kinds of HTTP/2 frames that a client can flood with.
-const FRAMES: [&str; 12] = [
+const FRAMES: [&str; 13] = [
     "continuation",
     "data_empty",
     "data_end",
     "goaway",
+    "h2_limit",
     "ping",
     "ping_ack",
     "priority",

@@ -82,7 +82,7 @@ impl Metrics {
         r.register("connections", "Open connections by listener", self.connections.clone());
         r.register(
             "connections_ended",
-            "Connections ended for too many HTTP/2 control frames, by the kind of frame",
+            "Connections ended for too many HTTP/2 control frames, by the kind of frame; h2_limit is another limit of HTTP/2",
             self.connections_ended.clone(),
         );
         r.register(

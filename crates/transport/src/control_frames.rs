@@ -34,6 +34,8 @@ const CREDIT_MAX: u64 = 1 << 19;
 pub(crate) const PREFACE_BYTES: usize = 24;
 /// Length, type, flags and stream (RFC 9113 §4.1).
 pub(crate) const HEADER_BYTES: usize = 9;
+/// Last stream and error code of GOAWAY (RFC 9113 §6.8). A reason may follow.
+const GOAWAY_BYTES: u32 = 8;
 /// The END_STREAM flag of DATA, which is ACK for SETTINGS and PING.
 const END_STREAM: u8 = 1;
 
@@ -179,13 +181,17 @@ impl FrameCounter {
         Err(kind)
     }
 
-    /// Counts the frames in `bytes` to the client.
+    /// Counts the frames in `bytes` to the client. If they end the connection for a limit of h2, the
+    /// metrics count it.
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
-        let credit = &mut self.credit;
-        self.sent.scan(bytes, |header| {
-            if matches!(header.kind(), Http2FrameKind::Data) {
-                add_credit(credit, CONTROL_FRAMES_PER_DATA_SENT_MAX);
+        let FrameCounter { sent, credit, metrics, .. } = self;
+        sent.scan(bytes, |header| match header.kind() {
+            Http2FrameKind::Data => add_credit(credit, CONTROL_FRAMES_PER_DATA_SENT_MAX),
+            // h2 adds a reason only if the client has exceeded one of its own limits.
+            Http2FrameKind::Control("goaway") if header.length > GOAWAY_BYTES => {
+                metrics.connections_ended.get_or_create(&KindLabels { kind: "h2_limit" }).inc();
             }
+            _ => {}
         });
     }
 
@@ -281,6 +287,17 @@ mod tests {
         assert!(frames.go_away().is_some());
         frames.sent(&[0, 0, 5, 0]);
         assert!(frames.go_away().is_none(), "within a frame");
+    }
+
+    #[test]
+    fn a_limit_of_h2_that_ends_the_connection_is_counted() {
+        let metrics = Arc::new(Metrics::default());
+        let mut frames = FrameCounter::new(&metrics);
+        let ended = metrics.connections_ended.get_or_create_owned(&KindLabels { kind: "h2_limit" });
+        frames.sent(&frame(7, 0, 0, &[0; 8]));
+        assert_eq!(ended.get(), 0, "a shutdown");
+        frames.sent(&frame(7, 0, 0, b"\0\0\0\x01\0\0\0\x0btoo_many_data_frames"));
+        assert_eq!(ended.get(), 1);
     }
 
     #[test]
