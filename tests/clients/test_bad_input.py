@@ -336,6 +336,17 @@ def test_a_truncated_body(server):
     assert received == b"" or received.startswith(b"HTTP/1.1 400"), received
 
 
+@pytest.mark.parametrize("chunk", [b"zz\r\n", b"2\r\n{}no end\r\n", b"fffffffffffffffff\r\n"])
+def test_a_malformed_chunk_is_named(server, chunk):
+    with connect(server) as connection:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head.encode() + chunk)
+        received = read_to_end(connection)
+    assert received.startswith(b"HTTP/1.1 400"), received
+    message = json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    assert "chunk" in message and "ended early" not in message, message
+
+
 def test_a_client_that_disconnects_in_its_body(server):
     for _ in range(50):
         with connect(server) as connection:

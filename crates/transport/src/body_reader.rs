@@ -2,6 +2,7 @@
 //! time.
 
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -124,6 +125,20 @@ where
     read_framed(body, |_| announced, limits, accounting).await
 }
 
+/// Returns the error of a body that ended early, or whose chunks are malformed.
+fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let mut cause: &(dyn std::error::Error + 'static) = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+    if matches!(kind, Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData)) {
+        // The message of hyper does not contain its cause.
+        return Error::invalid(format!("the body cannot be read: {cause}")).with_source(error);
+    }
+    Error::invalid("the body ended early").caused_by(error)
+}
+
 /// Reads a whole body as [`read`] does. `length_of` returns the length of a body from its
 /// first bytes, if they contain it.
 ///
@@ -152,8 +167,7 @@ where
         }
     };
     while let Some(frame) = poll_fn(&mut next).await? {
-        let frame =
-            frame.map_err(|error| Error::invalid("the body ended early").caused_by(error))?;
+        let frame = frame.map_err(unreadable)?;
         let Ok(data) = frame.into_data() else { continue };
         let so_far = rest.as_ref().map_or(first.len(), BytesMut::len);
         limits.check(Some((so_far + data.len()) as u64))?;
