@@ -184,11 +184,12 @@ def audit_lines(server: Server) -> list[str]:
 def test_a_long_name_makes_a_short_line_in_the_log(start):
     """A client whose call is refused chooses the name, too."""
     server = start()
-    elsewhere = {"X-Forwarded-For": "203.0.113.7"}
-    answer = requests.post(f"{server.url}/v2/repository/models/{'n' * 50_000}/load", headers=elsewhere, timeout=TIMEOUT_S)
+    elsewhere = {"x-forwarded-for": "203.0.113.7"}
+    load = f"{server.url}/v2/repository/models/{'n' * 50_000}/load"
+    answer = requests.post(load, headers=elsewhere, timeout=TIMEOUT_S)
     assert answer.status_code == 403, answer.text
     with triton_grpc.InferenceServerClient(server.grpc) as client:
-        for headers in ({}, {"x-forwarded-for": "203.0.113.7"}):
+        for headers in ({}, elsewhere):
             with pytest.raises(InferenceServerException):
                 client.load_model("n" * 2_000_000, headers=headers)
     lines = audit_lines(server)

@@ -181,8 +181,8 @@ impl FrameCounter {
         Err(kind)
     }
 
-    /// Counts the frames in `bytes` to the client. If they end the connection for a limit of h2, the
-    /// metrics count it.
+    /// Counts the frames in `bytes` to the client. If they end the connection for a limit of h2,
+    /// the metrics count it.
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let FrameCounter { sent, credit, metrics, .. } = self;
         sent.scan(bytes, |header| match header.kind() {

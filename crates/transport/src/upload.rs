@@ -142,8 +142,8 @@ impl FormFile {
     /// `content_type` is that of the request.
     ///
     /// # Errors
-    /// `InvalidArgument` for a body that is not a form, or a form whose first 16 fields are no file.
-    /// `TooLarge` for a form above the limit, and the errors of [`UploadPieces::next`].
+    /// `InvalidArgument` for a body that is not a form, or a form whose first 16 fields are no
+    /// file. `TooLarge` for a form above the limit, and the errors of [`UploadPieces::next`].
     pub async fn first(
         content_type: &str,
         body: Body,
