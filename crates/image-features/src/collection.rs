@@ -137,7 +137,11 @@ impl ImageCollection {
             // Another caller created it, or a crash came between the collection and its alias. The
             // alias is for images only.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                ImageCollection::open(registry, &real)?;
+                let existing = ImageCollection::open(registry, &real)?;
+                // An alias of this name leads to other images.
+                if existing.named.name() != real {
+                    return Err(error);
+                }
             }
             Err(error) => return Err(error),
         }
@@ -172,7 +176,10 @@ impl ImageCollection {
         dims: usize,
         model: &str,
     ) -> Result<ImageCollection> {
-        let taken: Vec<String> = registry.list().into_iter().map(|listed| listed.name).collect();
+        let mut taken: Vec<String> =
+            registry.list().into_iter().map(|listed| listed.name).collect();
+        // A client can have a collection of images with the name of a version.
+        taken.extend(registry.aliases().into_iter().map(|(alias, _)| alias));
         let name = (1..)
             .map(|number| format!("{}.v{number}", self.space))
             .find(|name| !taken.contains(name));
@@ -296,6 +303,24 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         }
         assert_eq!(made.settings().model, "m");
+    }
+
+    #[test]
+    fn a_version_does_not_get_the_name_of_an_alias() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let make = |name: &str| {
+            let wanted = CollectionSpec { name: name.to_owned(), ..wanted() };
+            ImageCollection::make(&registry, &wanted, 4, "m")
+        };
+        let first = make("c").unwrap();
+        make("c.v2").unwrap();
+        let next = first.next_version(&registry, 4, "m").unwrap();
+        assert_eq!(next.named.name(), "c.v3");
+        make("d.v1").unwrap();
+        let error = make("d").err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+        assert!(error.message().contains("\"d.v1\""), "{error}");
     }
 
     /// Removals of originals need all collections of a space.
