@@ -86,13 +86,14 @@ pub(crate) struct ImageFileDirectory<'a> {
     /// Offset and number of the entries.
     first: usize,
     count: usize,
+    /// True for BigTIFF, whose offsets and counts have 64 bits.
+    is_big: bool,
 }
 
 impl<'a> ImageFileDirectory<'a> {
     /// Opens the directory. Returns `None` if the bytes are not a classic TIFF file.
     pub(crate) fn open(bytes: &'a [u8]) -> Option<ImageFileDirectory<'a>> {
-        let mut directory =
-            ImageFileDirectory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };
+        let mut directory = ImageFileDirectory::before_entries(bytes);
         if directory.u16_at(2)? != 42 {
             return None;
         }
@@ -102,10 +103,44 @@ impl<'a> ImageFileDirectory<'a> {
         Some(directory)
     }
 
-    /// Offsets of the entries: tag, type, count, and at 8 the value.
+    /// Opens the directory of a classic TIFF file or of a BigTIFF file. Returns `None` for other
+    /// bytes.
+    fn open_any(bytes: &'a [u8]) -> Option<ImageFileDirectory<'a>> {
+        let mut directory = ImageFileDirectory::before_entries(bytes);
+        if directory.u16_at(2)? != 43 {
+            return ImageFileDirectory::open(bytes);
+        }
+        let start = usize::try_from(directory.u64_at(8)?).ok()?;
+        let count = usize::try_from(directory.u64_at(start)?).ok()?;
+        directory.is_big = true;
+        directory.count = count.min(ENTRIES_MAX);
+        directory.first = start.checked_add(8)?;
+        Some(directory)
+    }
+
+    /// Returns a directory whose entries are not known yet.
+    fn before_entries(bytes: &'a [u8]) -> ImageFileDirectory<'a> {
+        let little = bytes.starts_with(b"II");
+        ImageFileDirectory { bytes, little, first: 0, count: 0, is_big: false }
+    }
+
+    /// Offsets of the entries: tag, type, count and value. The value is at 8, or at 12 in BigTIFF.
     pub(crate) fn entries(&self) -> impl Iterator<Item = usize> {
         let first = self.first;
-        (0..self.count).map(move |entry| first + 12 * entry)
+        let entry_bytes = if self.is_big { 20 } else { 12 };
+        (0..self.count).map(move |entry| first + entry_bytes * entry)
+    }
+
+    /// Returns the offset of the value of the entry at `at`.
+    fn value(&self, at: usize) -> usize {
+        at + if self.is_big { 12 } else { 8 }
+    }
+
+    /// Returns the offset of the two numbers of a ratio, the value of the entry at `at`. An entry
+    /// of BigTIFF has room for them.
+    fn ratio(&self, at: usize) -> Option<usize> {
+        let value = self.value(at);
+        if self.is_big { Some(value) } else { self.u32_at(value).map(|offset| offset as usize) }
     }
 
     /// Returns the unsigned 16-bit number at the offset `at`.
@@ -119,22 +154,28 @@ impl<'a> ImageFileDirectory<'a> {
         let field = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.little { u32::from_le_bytes(field) } else { u32::from_be_bytes(field) })
     }
+
+    /// Returns the unsigned 64-bit number at the offset `at`.
+    fn u64_at(&self, at: usize) -> Option<u64> {
+        let field = *self.bytes.get(at..)?.first_chunk()?;
+        Some(if self.little { u64::from_le_bytes(field) } else { u64::from_be_bytes(field) })
+    }
 }
 
 /// Returns the dots per inch that the first directory states, of a TIFF file or of EXIF.
 fn tiff(bytes: &[u8]) -> Option<f32> {
-    let directory = ImageFileDirectory::open(bytes)?;
+    let directory = ImageFileDirectory::open_any(bytes)?;
     let mut dots = None;
     let mut unit = 2;
     for at in directory.entries() {
         match directory.u16_at(at)? {
             X_RESOLUTION => {
-                let value = directory.u32_at(at + 8)? as usize;
+                let value = directory.ratio(at)?;
                 let over = directory.u32_at(value)?;
                 let under = directory.u32_at(value.checked_add(4)?)?;
                 dots = (under != 0).then_some(over as f32 / under as f32);
             }
-            RESOLUTION_UNIT => unit = directory.u16_at(at + 8)?,
+            RESOLUTION_UNIT => unit = directory.u16_at(directory.value(at))?,
             _ => {}
         }
     }
@@ -142,5 +183,45 @@ fn tiff(bytes: &[u8]) -> Option<f32> {
         2 => dots,
         3 => dots.map(|dots| dots * 2.54),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the directory of a BigTIFF file with a resolution and its unit.
+    fn big_tiff(is_little: bool, dots: u32, unit: u16) -> Vec<u8> {
+        let number = |number: u64, bytes: usize| {
+            let mut field = number.to_le_bytes()[..bytes].to_vec();
+            if !is_little {
+                field.reverse();
+            }
+            field
+        };
+        let entry = |tag: u16, of_type: u64, value: Vec<u8>| {
+            [number(tag.into(), 2), number(of_type, 2), number(1, 8), value].concat()
+        };
+        let ratio = [number(dots.into(), 4), number(1, 4)].concat();
+        let short = [number(unit.into(), 2), vec![0; 6]].concat();
+        let head = [number(43, 2), number(8, 2), number(0, 2), number(16, 8), number(2, 8)];
+        let entries = [entry(X_RESOLUTION, 5, ratio), entry(RESOLUTION_UNIT, 3, short)];
+        let order = if is_little { b"II" } else { b"MM" };
+        [order.to_vec(), head.concat(), entries.concat()].concat()
+    }
+
+    #[test]
+    fn the_resolution_of_big_tiff_is_read() {
+        for is_little in [true, false] {
+            let file = big_tiff(is_little, 1000, 2);
+            assert_eq!(dots_per_inch(Format::Tiff, &file), Some(1000.0));
+            let centimetre = big_tiff(is_little, 200, 3);
+            assert_eq!(dots_per_inch(Format::Tiff, &centimetre), Some(508.0));
+            assert_eq!(dots_per_inch(Format::Tiff, &big_tiff(is_little, 500, 1)), None);
+            // The last 6 bytes fill up the field of the unit.
+            for end in 0..file.len() - 6 {
+                assert_eq!(dots_per_inch(Format::Tiff, &file[..end]), None, "{end}");
+            }
+        }
     }
 }
