@@ -456,6 +456,15 @@ def test_a_rebuild_checks_and_removes_originals(tmp_path):
     assert images.server.stop() == 0, images.server.log_text()[-4000:]
 
 
+def test_a_collection_is_listed_by_its_own_name(store):
+    store.good("PUT", "named", png(impression(8)), kind="fingerprint")
+    alias = {"create_alias": {"alias_name": "first", "collection_name": "named.v1"}}
+    url = f"{store.server.url}/collections/aliases"
+    assert requests.post(url, json={"actions": [alias]}, timeout=TIMEOUT_S).status_code == 200
+    listed = requests.get(store.url, timeout=TIMEOUT_S).json()["collections"]
+    assert "named" in [entry["name"] for entry in listed if entry["collection"] == "named.v1"]
+
+
 def test_a_rebuilt_version_is_restored(tmp_path):
     root = tmp_path / "models"
     for name in ("patches", "other"):

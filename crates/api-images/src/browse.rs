@@ -44,10 +44,16 @@ pub(crate) fn collections(
 ) -> Result<Value> {
     let registry = services.registry()?;
     let aliases = registry.aliases();
-    // The first alias that the caller may use, or the collection's own name.
+    // The first alias that the caller may use, or the collection's own name. The name under which
+    // its images are added comes before the aliases that clients have made.
     let name_of = |own: &str| {
         let known = aliases.iter().filter(|(_, real)| real == own).map(|(alias, _)| alias.as_str());
-        known.chain(std::iter::once(own)).find(|name| may_see(name)).map(str::to_owned)
+        let mut names: Vec<&str> = known.collect();
+        let is_base =
+            |alias: &str| own.strip_prefix(alias).is_some_and(|rest| rest.starts_with(".v"));
+        names.sort_by_key(|alias| !is_base(alias));
+        names.push(own);
+        names.into_iter().find(|name| may_see(name)).map(str::to_owned)
     };
     let mut listed = Vec::new();
     for entry in registry.list() {
