@@ -1,8 +1,8 @@
 //! The resolution that a file claims in JFIF's density, EXIF's and TIFF's tags, PNG's pHYs, BMP's
-//! header, WSQ's comment or ANSI/NIST-ITL's records.
+//! header, WSQ's comment or ANSI/NIST-ITL's records. EXIF is in JPEG, PNG and WebP files.
 
 use crate::bytes::{be16, be32, le32};
-use crate::{Format, NistImage, nist, wsq};
+use crate::{Format, NistImage, nist, webp, wsq};
 
 /// Metres per inch.
 const INCH: f32 = 0.0254;
@@ -22,7 +22,7 @@ pub fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
         Format::Png => png(bytes),
         Format::Tiff => tiff(bytes),
         Format::Bmp => le32(bytes, 38).map(|metre| metre as f32 * INCH),
-        Format::WebP => None,
+        Format::WebP => webp::exif(bytes).and_then(tiff),
         Format::Wsq => wsq::dots_per_inch(bytes),
         Format::Nist => nist::first(bytes).ok().and_then(|image| dots_per_inch_of_record(&image)),
     };
@@ -60,22 +60,29 @@ fn jpeg(bytes: &[u8]) -> Option<f32> {
     exif
 }
 
-/// Returns the dots per inch that the chunk pHYs states.
+/// Returns the dots per inch that the chunk pHYs states, otherwise the value of EXIF. Chunks behind
+/// the pixels are not read.
 fn png(bytes: &[u8]) -> Option<f32> {
     let mut at = 8;
+    let mut exif = None;
     for _ in 0..PARTS_MAX {
         let length = be32(bytes, at)? as usize;
         let kind = bytes.get(at + 4..at + 8)?;
         if kind == b"pHYs" {
             let field = bytes.get(at + 8..at + 17)?;
-            return (field.get(8) == Some(&1)).then_some(be32(field, 0)? as f32 * INCH);
+            if field.get(8) == Some(&1) {
+                return Some(be32(field, 0)? as f32 * INCH);
+            }
+        }
+        if kind == b"eXIf" {
+            exif = bytes.get(at + 8..)?.get(..length).and_then(tiff);
         }
         if kind == b"IDAT" {
-            return None;
+            return exif;
         }
         at = at.checked_add(length)?.checked_add(12)?;
     }
-    None
+    exif
 }
 
 /// The first directory of a TIFF file or of EXIF data.
@@ -208,6 +215,35 @@ mod tests {
         let entries = [entry(X_RESOLUTION, 5, ratio), entry(RESOLUTION_UNIT, 3, short)];
         let order = if is_little { b"II" } else { b"MM" };
         [order.to_vec(), head.concat(), entries.concat()].concat()
+    }
+
+    /// EXIF data with a resolution of 1000 dots per inch.
+    const EXIF: &[u8] = b"II*\0\x08\0\0\0\x02\0\
+        \x1a\x01\x05\0\x01\0\0\0\x26\0\0\0\
+        \x28\x01\x03\0\x01\0\0\0\x02\0\0\0\
+        \0\0\0\0\xe8\x03\0\0\x01\0\0\0";
+
+    #[test]
+    fn the_resolution_in_exif_is_read() {
+        assert_eq!(tiff(EXIF), Some(1000.0));
+        let length = (EXIF.len() as u32).to_le_bytes();
+        let webp = [&b"RIFF\0\0\0\0WEBPEXIF"[..], &length, EXIF].concat();
+        assert_eq!(dots_per_inch(Format::WebP, &webp), Some(1000.0));
+        // The checksums are not read.
+        let chunk = |kind: &[u8; 4], data: &[u8]| {
+            let length = (data.len() as u32).to_be_bytes();
+            [&length[..], kind, data, &[0; 4]].concat()
+        };
+        let file = |resolution: &[u8]| {
+            let parts = [chunk(b"eXIf", EXIF), chunk(b"pHYs", resolution), chunk(b"IDAT", b"")];
+            [b"\x89PNG\r\n\x1a\n".to_vec(), parts.concat()].concat()
+        };
+        // 19,685 pixels per metre are 500 dots per inch. Without a unit, they are a ratio of sides.
+        let metre = [0, 0, 0x4c, 0xe5, 0, 0, 0x4c, 0xe5, 1];
+        let found = dots_per_inch(Format::Png, &file(&metre)).unwrap();
+        assert_eq!(found.round(), 500.0);
+        let ratio = [0, 0, 0, 1, 0, 0, 0, 1, 0];
+        assert_eq!(dots_per_inch(Format::Png, &file(&ratio)), Some(1000.0));
     }
 
     #[test]
