@@ -434,7 +434,7 @@ async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> R
             PART_TIMEOUT.as_secs()
         ))
     })?;
-    let content = content.map_err(|error| place.failed(error))?;
+    let content = content.map_err(|error| place.failed_at(&file.path, error))?;
     if content.len() as u64 == range.end - range.start {
         Ok(content)
     } else {

@@ -290,6 +290,11 @@ impl StorePlace {
     pub fn failed(&self, error: object_store::Error) -> Error {
         store_error::convert(error, &self.shown, self.refusal)
     }
+
+    /// Converts an error of reading the file `path` of a version, and adds a remedy.
+    pub(crate) fn failed_at(&self, path: &str, error: object_store::Error) -> Error {
+        store_error::convert(error, &format!("{}: {path}", self.shown), self.refusal)
+    }
 }
 
 /// Runs `work` on this thread, which blocks.

@@ -30,7 +30,11 @@ impl StoreRefusal {
 /// Converts an error of the store `shown`, and adds a remedy.
 pub(crate) fn convert(error: object_store::Error, shown: &str, refusal: StoreRefusal) -> Error {
     use object_store::Error as StoreError;
-    let cause = innermost_cause(&error);
+    let cause = match &error {
+        // The innermost reason does not name the object.
+        StoreError::InvalidPath { source } => source.to_string(),
+        _ => innermost_cause(&error),
+    };
     let missing =
         (ErrorKind::NotFound, "check bucket, path and region in the URL and the environment");
     let (kind, remedy) = match &error {
@@ -49,6 +53,10 @@ pub(crate) fn convert(error: object_store::Error, shown: &str, refusal: StoreRef
         StoreError::AlreadyExists { .. } => {
             (ErrorKind::AlreadyExists, "versions never change; publish under another number")
         }
+        StoreError::InvalidPath { .. } => (
+            ErrorKind::Unavailable,
+            "the store cannot be listed with this name; rename or delete the object",
+        ),
         // A request that is repeated succeeds once there is space.
         _ if is_full(&error) => {
             (ErrorKind::Unavailable, "the disk of the store is full; free space on it")
@@ -131,6 +139,15 @@ fn remedy(scheme: &str, options: &[(String, String)]) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_object_with_an_invalid_name_is_named() {
+        let invalid = object_store::path::Path::parse("models/a/./x").unwrap_err();
+        let refusal = StoreRefusal { kind: ErrorKind::FailedPrecondition, remedy: "the remedy" };
+        let error = convert(invalid.into(), "s3://b", refusal);
+        assert!(error.message().contains("\"models/a/./x\""), "{error}");
+        assert!(error.message().ends_with("rename or delete the object"), "{error}");
+    }
 
     #[test]
     fn explanations_in_xml_are_read() {
