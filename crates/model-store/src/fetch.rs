@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -35,7 +35,7 @@ const ALL_CONCURRENT: usize = 16;
 const TRIES: u32 = 4;
 /// Pause before the second try. It doubles.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
-/// Longest time of one part.
+/// Longest time of one part. A part that took so long is not requested again in the same check.
 const PART_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes written between two syncs, so that the kernel never has a long queue to write, and a kill
 /// loses little.
@@ -402,18 +402,29 @@ pub(crate) async fn part(
     if range.is_empty() {
         return Ok(Bytes::new());
     }
+    let started = Instant::now();
     let mut pause = RETRY_PAUSE;
-    for _ in 1..TRIES {
+    let mut tries = 1;
+    loop {
         match try_part(place, file, range.clone()).await {
-            Err(error) if error.kind() == ErrorKind::Unavailable => {
+            Err(error)
+                if error.kind() == ErrorKind::Unavailable
+                    && is_requested_again(tries, started.elapsed()) =>
+            {
                 tracing::debug!(%error, file = file.path, ?range, "a part is requested again");
             }
             result => return result,
         }
         tokio::time::sleep(pause).await;
         pause *= 2;
+        tries += 1;
     }
-    try_part(place, file, range).await
+}
+
+/// Returns true if a part is requested again after `tries` in the time `elapsed`. The other models
+/// of a store wait meanwhile.
+fn is_requested_again(tries: u32, elapsed: Duration) -> bool {
+    tries < TRIES && elapsed < PART_TIMEOUT
 }
 
 /// Requests the bytes `range` of a file once. The store refuses if the file has changed since it
@@ -506,6 +517,13 @@ fn create(path: &Path, bytes: u64) -> Result<DirectWriter> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_without_an_answer_is_not_requested_again() {
+        assert!(is_requested_again(1, Duration::ZERO) && is_requested_again(3, Duration::ZERO));
+        assert!(!is_requested_again(4, Duration::ZERO));
+        assert!(!is_requested_again(1, PART_TIMEOUT));
+    }
 
     #[test]
     fn many_fetches_have_few_requests_each() {

@@ -18,7 +18,9 @@ use super::usage::CacheUsage;
 use super::{HasFailed, InUse, MirrorConfig, StoreSource, UnopenedStores};
 use crate::cache::{StoreCache, adopt_former_copies};
 use crate::fetch::{RunningFetches, VersionFetch, part};
-use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group};
+use crate::listing::{
+    RemoteFile, RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group,
+};
 use crate::place::StorePlace;
 use crate::plan::CachedContents;
 
@@ -28,6 +30,9 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// versions fail for the same reason, such as a pool that is too small, the whole history must not
 /// be fetched.
 pub(super) const FALLBACKS_MAX: usize = 2;
+/// Most versions of a model whose objects the store refuses, or does not have, in one check.
+/// Wrong credentials must not cause a request for each of a thousand versions.
+const REFUSED_MAX: usize = 8;
 /// Name of a model's settings.
 const SETTINGS_NAME: &str = "millpond.toml";
 
@@ -243,7 +248,10 @@ impl Follower {
         }
         self.listed = Some(listing.clone());
         let mut outcome = SyncOutcome { changed, ..SyncOutcome::default() };
-        for (name, model) in &listing.models {
+        // An object that does not answer must not delay the models that can be copied.
+        let mut models: Vec<_> = listing.models.iter().collect();
+        models.sort_by_key(|(name, _)| self.problems.contains_key(name.as_str()));
+        for (name, model) in models {
             let SyncOutcome { pending, failed, .. } = self.sync_model(context, name, model).await;
             outcome.pending |= pending;
             outcome.failed |= failed;
@@ -308,9 +316,14 @@ impl Follower {
                 outcome = failure;
             }
         }
+        // Without its settings, a model would serve versions that they do not select.
+        if !self.has_settings(name, model) {
+            return failure;
+        }
         let policy = self.policy(name);
         let mut present = 0;
         let mut failed = 0;
+        let mut refused = 0;
         for (&version, remote) in model.versions.iter().rev() {
             let wanted = match &policy {
                 VersionPolicy::Latest(count) => present < (*count).max(1),
@@ -338,11 +351,25 @@ impl Follower {
                 }
                 Err(error) => {
                     self.failed(context, name, Some(version), &error);
-                    return failure;
+                    outcome = failure;
+                    refused += 1;
+                    if refused == REFUSED_MAX || !self.continues_after(&error, name, &policy) {
+                        return failure;
+                    }
                 }
             }
         }
         outcome
+    }
+
+    /// Returns true if other versions of a model are copied in the same check after `error` of one.
+    /// A store that does not answer would be waited for once for each of them.
+    fn continues_after(&self, error: &Error, model: &str, policy: &VersionPolicy) -> bool {
+        let is_refused =
+            matches!(error.kind(), ErrorKind::FailedPrecondition | ErrorKind::NotFound);
+        // A lower version must not replace a copied one, because the newest is only refused now.
+        let is_selected = !matches!(policy, VersionPolicy::Latest(_));
+        is_refused && (is_selected || !self.cache.has_version(model))
     }
 
     fn failed(&mut self, context: &SyncContext, model: &str, version: Option<u64>, error: &Error) {
@@ -375,6 +402,9 @@ impl Follower {
     /// Copies the files beside a model's versions. Removes settings that two listings in a row
     /// lack. Without them, a model would serve other versions. Removes other files, such as
     /// recorded requests, at once. Returns true if settings are missed for the first time.
+    ///
+    /// # Errors
+    /// The error of the first file that cannot be copied. The other files are copied nevertheless.
     async fn sync_files(&mut self, name: &str, model: &RemoteModel) -> Result<bool> {
         let before = self.missed_files.remove(name).unwrap_or_default();
         let listed: BTreeSet<&str> = model.files.iter().map(|file| file.path.as_str()).collect();
@@ -389,23 +419,47 @@ impl Follower {
         if is_missed {
             self.missed_files.insert(name.to_owned(), missed);
         }
-        for file in &model.files {
-            if file.bytes > FILE_BYTES_MAX {
-                tracing::warn!(
-                    model = name,
-                    file = file.path,
-                    "it is not copied, because it is larger than {}",
-                    format_bytes(FILE_BYTES_MAX)
-                );
-                continue;
-            }
-            let stamp = fingerprint(std::slice::from_ref(file));
-            if !self.cache.has_file(name, &file.path, &stamp) {
-                let content = part(&self.place, file, 0..file.bytes).await?;
-                self.cache.put_file(name, &file.path, &content, &stamp)?;
+        // The versions wait for the settings, so these come first.
+        let mut files: Vec<&RemoteFile> = model.files.iter().collect();
+        files.sort_by_key(|file| file.path != SETTINGS_NAME);
+        let mut result = Ok(is_missed);
+        for file in files {
+            let copied = self.sync_file(name, file).await;
+            if let Err(error) = copied
+                && result.is_ok()
+            {
+                result = Err(error);
             }
         }
-        Ok(is_missed)
+        result
+    }
+
+    /// Copies a file beside a model's versions if it is not here.
+    async fn sync_file(&self, model: &str, file: &RemoteFile) -> Result<()> {
+        if file.bytes > FILE_BYTES_MAX {
+            tracing::warn!(
+                model,
+                file = file.path,
+                "it is not copied, because it is larger than {}",
+                format_bytes(FILE_BYTES_MAX)
+            );
+            return Ok(());
+        }
+        let stamp = fingerprint(std::slice::from_ref(file));
+        if self.cache.has_file(model, &file.path, &stamp) {
+            return Ok(());
+        }
+        let content = part(&self.place, file, 0..file.bytes).await?;
+        self.cache.put_file(model, &file.path, &content, &stamp)
+    }
+
+    /// Returns true if the listed settings of a model are here, or if it has none that are copied.
+    fn has_settings(&self, name: &str, model: &RemoteModel) -> bool {
+        let settings = model.files.iter().find(|file| file.path == SETTINGS_NAME);
+        settings.is_none_or(|file| {
+            let stamp = fingerprint(std::slice::from_ref(file));
+            file.bytes > FILE_BYTES_MAX || self.cache.has_file(name, &file.path, &stamp)
+        })
     }
 
     /// Copies a version if it is complete and not here. Returns true if it is here afterwards.

@@ -30,6 +30,10 @@ pub(crate) struct FaultyStore {
     pub(crate) replacement: Mutex<Option<(u64, Path, PutPayload)>>,
     /// Reads that succeed before every further one fails.
     pub(crate) gets_max: AtomicU64,
+    /// Object whose reads are refused.
+    pub(crate) refused: Mutex<Option<Path>>,
+    /// Paths of all reads.
+    pub(crate) read: Mutex<Vec<String>>,
     /// True if nothing answers.
     pub(crate) offline: AtomicBool,
     /// Prefix whose listings never end.
@@ -81,6 +85,11 @@ impl ObjectStore for FaultyStore {
         let count = self.gets.fetch_add(1, Ordering::SeqCst);
         if self.offline.load(Ordering::SeqCst) || count >= self.gets_max.load(Ordering::SeqCst) {
             return Err(FaultyStore::broken());
+        }
+        self.read.lock().unwrap().push(at.to_string());
+        if self.refused.lock().unwrap().as_ref() == Some(at) {
+            let source = "the key has no right".into();
+            return Err(Error::PermissionDenied { path: at.to_string(), source });
         }
         let due = self.replacement.lock().unwrap().take_if(|(read, ..)| *read == count);
         if let Some((_, path, content)) = due {

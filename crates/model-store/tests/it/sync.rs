@@ -20,6 +20,7 @@ use os::Rate;
 
 use crate::faulty::FaultyStore;
 
+mod refused;
 mod repairs;
 mod silent;
 mod unused;
