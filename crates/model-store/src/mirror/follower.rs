@@ -86,6 +86,8 @@ pub(crate) struct Follower {
     /// The last listing whose changes were all copied.
     pub(super) copied: Option<StoreListing>,
     pub(super) listed: Option<StoreListing>,
+    /// Versions that were here at the end of the last check that read the copies.
+    present: BTreeSet<(String, u64)>,
     /// Versions without a manifest that are not copied yet.
     settling: BTreeMap<(String, u64), SettlingVersion>,
     /// Versions with wrong bytes, which are not fetched again.
@@ -131,6 +133,7 @@ impl Follower {
             pause: poll,
             copied: None,
             listed: None,
+            present: BTreeSet::new(),
             settling: BTreeMap::new(),
             damaged: BTreeMap::new(),
             checked: BTreeSet::new(),
@@ -243,10 +246,14 @@ impl Follower {
         } else {
             self.check_failed(context).await;
             if self.copied.as_ref() == Some(&listing) {
-                return Ok(SyncOutcome::default());
+                if self.has_copies(&listing) {
+                    return Ok(SyncOutcome::default());
+                }
+                self.copied = None;
             }
         }
         self.listed = Some(listing.clone());
+        self.present.clear();
         let mut outcome = SyncOutcome { changed, ..SyncOutcome::default() };
         // An object that does not answer must not delay the models that can be copied.
         let mut models: Vec<_> = listing.models.iter().collect();
@@ -271,6 +278,16 @@ impl Follower {
             self.check_failed(context).await;
         }
         Ok(outcome)
+    }
+
+    /// Returns true if the copies of the last check still have all files of `listing`. Another
+    /// program may have removed files of the cache.
+    fn has_copies(&self, listing: &StoreListing) -> bool {
+        self.present.iter().all(|(model, version)| {
+            let versions = listing.models.get(model).map(|model| &model.versions);
+            let remote = versions.and_then(|versions| versions.get(version));
+            remote.is_none_or(|remote| self.cache.is_whole(model, *version, &remote.files))
+        })
     }
 
     fn count_failure(&self, context: &SyncContext, kind: &'static str) {
@@ -340,7 +357,10 @@ impl Follower {
                 {
                     failed += 1;
                 }
-                Ok(true) => present += 1,
+                Ok(true) => {
+                    self.present.insert((name.to_owned(), version));
+                    present += 1;
+                }
                 Ok(false) => outcome.pending |= remote.kind() == RemoteKind::Foreign,
                 // The version can never be copied, so an earlier version serves.
                 Err(error) if error.kind() == ErrorKind::DataLoss => {

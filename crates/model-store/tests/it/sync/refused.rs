@@ -85,3 +85,23 @@ fn a_failed_model_is_copied_after_the_others() {
     assert!(read[0].starts_with("models/b/"), "{read:?}");
     assert_eq!(read.last().map(String::as_str), Some("models/a/1/millpond.json"));
 }
+
+#[test]
+fn a_copy_that_another_program_removed_is_fetched_again() {
+    let setup = Setup::new();
+    let local = setup.publish("m", 1, &[1]);
+    let mut mirror = setup.mirror();
+    assert!(mirror.sync_now().unwrap());
+    for removed in ["m", "m/1"] {
+        std::fs::remove_dir_all(setup.copy(removed)).unwrap();
+        setup.refuse(Some("models/m/1/weights.bin"));
+        assert!(!mirror.sync_now().unwrap());
+        assert!(!setup.copy("m/1").exists());
+        setup.refuse(None);
+        assert!(mirror.sync_now().unwrap());
+        assert_same(&local, &setup.copy("m/1"));
+    }
+    setup.reset();
+    assert!(mirror.sync_now().unwrap());
+    assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0, "nothing is missing");
+}
