@@ -420,6 +420,17 @@ impl StoreCache {
         versions
     }
 
+    /// Returns the name of a model and the path of one of its files, below its directory. The file
+    /// belongs to a copied version.
+    pub(crate) fn some_file(&self) -> Option<(String, String)> {
+        self.models().into_iter().find_map(|model| {
+            let version = *self.numbers(&model).first()?;
+            let dir = self.version_dir(&model, version);
+            let name = names_in(&dir).into_iter().find(|name| dir.join(name).is_file())?;
+            Some((model, format!("{version}/{name}")))
+        })
+    }
+
     /// Returns the directories of all copied versions.
     pub(crate) fn version_dirs(&self) -> Vec<PathBuf> {
         let mut dirs = Vec::new();

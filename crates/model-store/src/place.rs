@@ -213,6 +213,27 @@ impl StorePlace {
         Ok(found)
     }
 
+    /// Checks that the store does not have the object `key` any more, since a listing has no object
+    /// at all. The page of a proxy that answers in place of the store reads like such a listing.
+    ///
+    /// # Errors
+    /// `Unavailable` unless the store answers that it does not have the object.
+    pub(crate) async fn confirm_removed(&self, key: &Path) -> Result<()> {
+        let head = tokio::time::timeout(LIST_TIMEOUT, self.objects.head(key)).await;
+        let cause = match head.map_err(|_| self.no_answer_error())? {
+            Err(object_store::Error::NotFound { .. }) => return Ok(()),
+            Err(error) => {
+                format!("the store does not confirm it: {}", self.failed(error).message())
+            }
+            Ok(_) => "the store has it".to_owned(),
+        };
+        Err(Error::unavailable(format!(
+            "{}: its listing lacks \"{key}\" and all other objects, but {cause}; check if a proxy \
+             answers in place of the store",
+            self.shown
+        )))
+    }
+
     /// Reads the directory of a `file://` URL on a thread of its own. If its file system is a mount
     /// that does not answer, one thread waits for it, and not one more for each listing.
     async fn read_directory(&self) -> Result<()> {

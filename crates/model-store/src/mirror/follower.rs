@@ -11,6 +11,7 @@ use base::units::format_bytes;
 use base::{Error, ErrorKind, Result};
 use lifecycle::VersionPolicy;
 use metrics::{StoreLabels, StoreMetrics, StoreWorkLabels};
+use object_store::ObjectMeta;
 use os::Pacer;
 
 use super::pace::next_pause;
@@ -230,9 +231,23 @@ impl Follower {
         result
     }
 
+    /// Lists the store. An empty listing counts only if the store confirms that an object of a copy
+    /// was removed, because it removes all copies.
+    async fn list(&self) -> Result<Vec<ObjectMeta>> {
+        let objects = self.place.list_existing().await?;
+        if objects.is_empty()
+            && let Some((model, path)) = self.cache.some_file()
+        {
+            let is_model = self.source.model.is_some();
+            let below = if is_model { path } else { format!("{model}/{path}") };
+            self.place.confirm_removed(&self.place.key(&below)).await?;
+        }
+        Ok(objects)
+    }
+
     /// Does the work of [`Follower::poll`].
     async fn list_and_copy(&mut self, context: &SyncContext) -> Result<SyncOutcome> {
-        let objects = self.place.list_existing().await?;
+        let objects = self.list().await?;
         self.has_listed.store(true, Ordering::Relaxed);
         let labels = StoreLabels { store: self.label() };
         context.metrics.lists.get_or_create(&labels).inc();

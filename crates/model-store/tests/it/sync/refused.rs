@@ -105,3 +105,20 @@ fn a_copy_that_another_program_removed_is_fetched_again() {
     assert!(mirror.sync_now().unwrap());
     assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0, "nothing is missing");
 }
+
+/// A proxy answers each listing with a page of HTML, which has no object.
+#[test]
+fn an_empty_listing_removes_nothing_that_the_store_has() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let mut mirror = setup.mirror();
+    assert!(mirror.sync_now().unwrap());
+    setup.store.empty_lists.store(3, Ordering::SeqCst);
+    for _ in 0..3 {
+        let error = mirror.sync_now().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.message().contains("\"models/m/1/millpond.json\""), "{error}");
+    }
+    assert!(setup.copy("m/1").exists());
+    assert!(mirror.sync_now().unwrap());
+}
