@@ -485,9 +485,12 @@ impl OutputLines {
 }
 
 /// Returns true for information or a warning in the form of TensorFlow's log, such as
-/// "I0000 00:00:1764106000.25 6941 port.cc:153] oneDNN custom operations are on.". Such a line is
-/// no reason for the end of a process.
+/// "I0000 00:00:1764106000.25 6941 port.cc:153] oneDNN custom operations are on.", and for a line
+/// of a stack trace, which follows the reason. Such a line is no reason for the end of a process.
 fn is_remark(line: &str) -> bool {
+    if line.ends_with("stack trace: ***") || line.starts_with("@ ") || line.starts_with("PC: @ ") {
+        return true;
+    }
     let is_date = |digits: &[u8]| digits.iter().all(u8::is_ascii_digit);
     let has_date = line.as_bytes().get(1..5).is_some_and(is_date);
     (has_date && line.starts_with(['I', 'W'])) || line.starts_with("WARNING: ")
@@ -510,6 +513,11 @@ mod tests {
         assert_eq!(last(remarks), "");
         let failure = "F0000 00:00:1764106000.25 6941 tensor.cc:9] Check failed\n";
         assert_eq!(last(&format!("{failure}{remarks}")), failure.trim());
+        let trace = "*** Check failure stack trace: ***\n    @     0x7fb83a0ac2fc  TF_SessionRun\n\
+                     PC: @     0x7fb834c28 (unknown)\n";
+        assert_eq!(last(&format!("{failure}{trace}")), failure.trim());
+        let smashed = "*** stack smashing detected ***: terminated\n";
+        assert_eq!(last(smashed), smashed.trim());
         assert_eq!(last("It ran out of memory\n"), "It ran out of memory");
     }
 }
