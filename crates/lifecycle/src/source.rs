@@ -28,6 +28,7 @@ use crate::{ConfigSet, ModelConfig, ModelRoot, VersionPolicy};
 use calls::{CallProgress, DirectoryCalls};
 pub(crate) use files::Fingerprint;
 use reader::ModelReader;
+use version::UNCHANGED_TIME_MAX;
 pub(crate) use version::{ForeignKind, Parameters, VersionContents, VersionScan};
 
 /// Maximum number of versions of a model that are scanned. They are the highest ones. Versions that
@@ -184,12 +185,17 @@ impl Scanner {
     }
 
     /// Returns the time until the next scan that is needed although no file may change. It is
-    /// needed if settings are missing or a file system does not answer.
+    /// needed if settings are missing, if a file system does not answer, or if polls are rare and a
+    /// version may be complete.
     pub(crate) fn next_check(&self) -> Option<Duration> {
         let is_missing = self.readers.values().any(ModelReader::lacks_settings);
         let missing = is_missing.then(|| self.poll.min(REPLACEMENT_TIME_MAX));
         let silent = self.calls.any_silent().then_some(self.poll);
-        missing.into_iter().chain(silent).min()
+        // After shorter polls, the usual scans find it.
+        let is_rare = self.poll > UNCHANGED_TIME_MAX;
+        let awaits = is_rare && self.readers.values().any(ModelReader::awaits_version);
+        let version = awaits.then_some(UNCHANGED_TIME_MAX);
+        missing.into_iter().chain(silent).chain(version).min()
     }
 
     /// Notes the time for each root whose listing and models were read.

@@ -109,6 +109,11 @@ impl ModelReader {
         self.settings.as_ref().is_some_and(|memory| memory.lost_since.is_some())
     }
 
+    /// Returns true if a version may count as complete at the next scan, although no file changes.
+    pub(super) fn awaits_version(&self) -> bool {
+        self.versions.values().any(VersionMemory::may_be_complete)
+    }
+
     /// Returns true if settings are remembered.
     #[cfg(test)]
     pub(super) fn has_settings(&self) -> bool {

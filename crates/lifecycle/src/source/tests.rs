@@ -399,7 +399,8 @@ fn missing_settings_count_after_a_poll() {
 fn missing_settings_count_soon_if_polls_are_rare() {
     let mut bench = Bench::new();
     bench.scanner.poll = Duration::from_secs(86_400);
-    bench.write("m/1/model.onnx", "x");
+    bench.write("m/1/millpond.json", MANIFEST);
+    bench.write("m/1/graph", "gg");
     bench.write("m/millpond.toml", "policy = \"all\"");
     let all = settings(&mut bench);
     assert_eq!(bench.scanner.next_check(), None);
@@ -409,6 +410,29 @@ fn missing_settings_count_soon_if_polls_are_rare() {
     bench.now += REPLACEMENT_TIME_MAX;
     assert_eq!(*settings(&mut bench), Ok(None));
     assert_eq!(bench.scanner.next_check(), None);
+}
+
+/// A start, and a new model of a list, would otherwise wait for a whole poll.
+#[test]
+fn a_version_is_complete_soon_if_polls_are_rare() {
+    let mut bench = Bench::new();
+    let model = ModelConfig::new("m", bench.root.path().join("m"));
+    let day = Duration::from_secs(86_400);
+    bench.scanner = Scanner::new(configured(vec![model], Vec::new()), day, kinds());
+    bench.write("m/1/model.onnx", "graph");
+    assert_eq!(bench.look_again(), "m/1:changing");
+    assert_eq!(bench.scanner.next_check(), Some(version::UNCHANGED_TIME_MAX));
+    bench.write("m/1/model.onnx", "a longer graph");
+    bench.now += version::UNCHANGED_TIME_MAX;
+    assert_eq!(bench.look_again(), "m/1:changing");
+    bench.now += version::UNCHANGED_TIME_MAX;
+    assert_eq!(bench.look_again(), "m/1:foreign");
+    assert_eq!(bench.scanner.next_check(), None);
+    bench.write("m/2/other", "no version");
+    assert_eq!(bench.look_again(), "m/1:foreign m/2:changing");
+    bench.now += version::UNCHANGED_TIME_MAX;
+    assert_eq!(bench.look_again(), "m/1:foreign m/2:unusable");
+    assert_eq!(bench.scanner.next_check(), None, "it is complete, and not a version");
 }
 
 /// A read of a named pipe or a device would stop the scan of all models.

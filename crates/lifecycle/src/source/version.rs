@@ -14,6 +14,8 @@ use super::files::{self, Fingerprint, ScannedFile};
 
 /// Scans that must agree before a directory without a manifest counts as complete.
 const SCANS_MIN: u32 = 2;
+/// Longest time between the scans that must agree. Polls may be minutes or hours apart.
+pub(super) const UNCHANGED_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A kind of model file that makes a directory without a manifest a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +120,8 @@ struct SeenFiles {
     since: Instant,
     /// Number of scans in a row that found these files.
     scans: u32,
+    /// True once the files have stopped changing.
+    unchanged: bool,
     /// Result, once it is final for these files.
     answer: Option<(Fingerprint, VersionContents)>,
 }
@@ -149,8 +153,10 @@ pub(super) fn scan(
         }
     };
     let seen = memory.record_scan(files::fingerprint(&files, |_| true), now);
-    // A little less than a poll, because timers are not exact.
-    let unchanged = seen.scans >= SCANS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
+    // A little less than the time, because timers are not exact.
+    let time = poll.min(UNCHANGED_TIME_MAX).mul_f64(0.9);
+    let unchanged = seen.scans >= SCANS_MIN && now.duration_since(seen.since) >= time;
+    seen.unchanged = unchanged;
     let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
         let classified = classify(&dir, kinds, &files, unchanged);
         let fingerprint = classified.fingerprint.unwrap_or(seen.files);
@@ -164,6 +170,11 @@ pub(super) fn scan(
 }
 
 impl VersionMemory {
+    /// Returns true if the version may count as complete at the next scan, although no file changes.
+    pub(super) fn may_be_complete(&self) -> bool {
+        self.last.as_ref().is_some_and(|seen| seen.answer.is_none() && !seen.unchanged)
+    }
+
     /// Returns true if a final result is kept.
     #[cfg(test)]
     pub(crate) fn knows(&self) -> bool {
@@ -176,7 +187,7 @@ impl VersionMemory {
             Some(seen) if seen.files == files => {
                 SeenFiles { scans: seen.scans.saturating_add(1), ..seen }
             }
-            _ => SeenFiles { files, since: now, scans: 1, answer: None },
+            _ => SeenFiles { files, since: now, scans: 1, unchanged: false, answer: None },
         };
         self.last.insert(seen)
     }
