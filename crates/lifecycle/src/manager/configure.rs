@@ -23,6 +23,9 @@ pub(super) struct Reconfiguration {
     /// New and changed models, or all if the models are the same as before. So a repeated request
     /// waits for the same models. A broken model that stays as it was fails no change of others.
     awaited: Vec<Arc<str>>,
+    /// Models whose directory is another one than before. Their earlier versions serve until files
+    /// in the new directory have stopped changing.
+    moved: BTreeSet<Arc<str>>,
     /// Changed models whose new versions do not wait for their turn, since a client requested them.
     pub(super) by_hand: BTreeSet<Arc<str>>,
     since: Instant,
@@ -62,6 +65,15 @@ impl Manager {
         let by_hand = set.models.iter().filter(is_by_hand).map(|config| config.name.clone());
         let by_hand = by_hand.collect();
         let is_new = |config: &ModelConfig| !before.models.contains(config);
+        let pending = &self.reconfigurations;
+        let is_moved = |config: &&ModelConfig| {
+            let name = &config.name;
+            let other = |old: &ModelConfig| old.name == *name && old.base_path != config.base_path;
+            pending.iter().any(|change| change.moved.contains(name))
+                || before.models.iter().any(other)
+        };
+        let moved = set.models.iter().filter(is_moved).map(|config| config.name.clone());
+        let moved = moved.collect();
         // Their order does not matter. Names are unique, and a client may list the same models in
         // another order.
         let repeats = before.models.len() == set.models.len() && !set.models.iter().any(is_new);
@@ -70,7 +82,8 @@ impl Manager {
         let awaited = awaited.collect();
         let ticket = self.scans.request();
         let since = Instant::now();
-        self.reconfigurations.push(Reconfiguration { ticket, awaited, by_hand, since, done });
+        let change = Reconfiguration { ticket, awaited, moved, by_hand, since, done };
+        self.reconfigurations.push(change);
     }
 
     /// Answers replacements whose models have all had their first try.
@@ -92,8 +105,12 @@ impl Manager {
         // Models that a later change removed, or that an administrator unloaded, are not awaited.
         let models = change.awaited.iter().filter_map(|name| self.models.get(name));
         let models: Vec<_> = models.filter(|model| !model.down && !model.removed).collect();
-        let is_awaited =
-            |model: &&Model| model.starting(now, waited < CHANGING_WAIT_MAX) || model.awaits_copy();
+        let may_wait = waited < CHANGING_WAIT_MAX;
+        let is_awaited = |model: &&Model| {
+            let is_moving =
+                may_wait && change.moved.contains(&model.name) && model.has_changing_version();
+            model.starting(now, may_wait) || is_moving || model.awaits_copy()
+        };
         if waited < WAIT_MAX && models.iter().any(is_awaited) {
             return None;
         }

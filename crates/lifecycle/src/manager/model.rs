@@ -522,8 +522,12 @@ impl Model {
     /// serves and a version that still changes on disk may serve later.
     pub(crate) fn starting(&self, now: Instant, may_wait: bool) -> bool {
         let ready = self.versions.values().any(|version| version.serving.is_some());
-        let changing = self.versions.values().any(Version::changing);
-        self.awaits_first_try(now) || (may_wait && !ready && changing)
+        self.awaits_first_try(now) || (may_wait && !ready && self.has_changing_version())
+    }
+
+    /// Returns true if a program may still have been writing a version at the last scan.
+    pub(crate) fn has_changing_version(&self) -> bool {
+        self.versions.values().any(Version::changing)
     }
 
     /// Returns true if its first version is on its way from the place that its directory mirrors.

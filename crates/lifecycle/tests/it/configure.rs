@@ -97,6 +97,18 @@ fn a_moved_model_loads_from_its_new_directory() {
     assert!(bytes().unwrap() > 2 * MIB, "version 1 is the other directory's");
 }
 
+/// The earlier version serves meanwhile, so a client would take its answers for those of the new
+/// directory.
+#[test]
+fn a_moved_model_is_awaited_while_its_files_may_change() {
+    let world = two_models();
+    let graph = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = affine x 7 0\n";
+    world.place("other", 7, |dir| std::fs::write(dir.join("model.onnx"), graph).unwrap());
+    let moved = named(&world, "a", &world.model_dir("other"));
+    configure(&world, vec![moved], Vec::new()).unwrap();
+    assert_eq!(world.ask("a").unwrap(), 7.0);
+}
+
 #[test]
 fn failures_are_answered_and_mistakes_change_nothing() {
     let world = two_models();
