@@ -346,7 +346,11 @@ fn configure_models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> Com
         per_model.then_some(VersionBatching { threads, runs: rules.template.schedule.threads });
     let mut noted = Vec::new();
     if let Some(batching) = version_batching {
-        noted = batching.apply(&mut models, &BTreeMap::new()).map_err(|error| wrong(&error))?;
+        let remarks = batching.apply(&mut models, &BTreeMap::new());
+        if let Some(mistake) = remarks.mistakes.first() {
+            return Err(wrong(mistake));
+        }
+        noted = remarks.notes;
         setup.warnings.extend(noted.clone());
     }
     let source = ListSource {
@@ -357,6 +361,7 @@ fn configure_models(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> Com
         serving: BTreeMap::new(),
         is_new: false,
         noted,
+        reported: Vec::new(),
     };
     let list_poll = flags.int("model_config_file_poll_wait_seconds").unwrap_or(0);
     let list_poll = (list_poll > 0).then(|| Duration::from_secs(list_poll as u64));

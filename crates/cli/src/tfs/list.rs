@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use base::Result;
+use base::{Error, Result};
 use import::text;
 use import::tfs::{ModelListRules, VersionBatching};
 use lifecycle::{Catalog, ConfigSet};
@@ -26,6 +26,19 @@ pub(super) struct ListSource {
     pub(super) is_new: bool,
     /// Notes that were logged.
     pub(super) noted: Vec<String>,
+    /// Mistakes in the files of versions that were reported.
+    pub(super) reported: Vec<String>,
+}
+
+impl ListSource {
+    /// Returns the first of `mistakes` that was not reported yet.
+    fn new_mistake(&mut self, mistakes: Vec<Error>) -> Option<Error> {
+        self.reported.retain(|text| mistakes.iter().any(|mistake| mistake.to_string() == *text));
+        let is_new = |mistake: &Error| !self.reported.contains(&mistake.to_string());
+        let mistake = mistakes.into_iter().find(is_new)?;
+        self.reported.push(mistake.to_string());
+        Some(mistake)
+    }
 }
 
 impl ConfigSource for ListSource {
@@ -43,6 +56,9 @@ impl ConfigSource for ListSource {
     fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>> {
         let mut set = current.clone();
         self.is_new = false;
+        if forced {
+            self.reported.clear();
+        }
         if let Some(file) = &self.file {
             let read = || text::read::<ModelServerConfig>(file);
             if let Some(list) = self.watched.read_changed(forced, read) {
@@ -57,11 +73,16 @@ impl ConfigSource for ListSource {
             }
         }
         if let Some(batching) = self.version_batching {
-            let notes = batching.apply(&mut set.models, &self.serving);
-            let notes = notes.inspect_err(|_| self.not_applied())?;
-            let new = notes.iter().filter(|note| !self.noted.contains(note));
+            let remarks = batching.apply(&mut set.models, &self.serving);
+            let new = remarks.notes.iter().filter(|note| !self.noted.contains(note));
             new.for_each(|note| tracing::warn!("{note}"));
-            self.noted = notes;
+            self.noted = remarks.notes;
+            // A mistake of one model must not delay the list. The next poll reports it.
+            if set == *current
+                && let Some(mistake) = self.new_mistake(remarks.mistakes)
+            {
+                return Err(mistake);
+            }
         }
         Ok((set != *current).then_some(set))
     }
@@ -94,6 +115,7 @@ mod tests {
             serving: BTreeMap::new(),
             is_new: false,
             noted: Vec::new(),
+            reported: Vec::new(),
         }
     }
 
@@ -155,7 +177,9 @@ mod tests {
         assert_eq!((schedule.max_batch, schedule.threads), (16, Some(3)));
         assert_eq!(set.models[1].schedule.mode, ScheduleMode::Sync);
         write("11", "max_batch_size { value: 0 }");
+        source.serving = BTreeMap::from([("m".into(), 11)]);
         assert!(source.poll(&set, false).is_err());
+        assert_eq!(source.poll(&set, false).unwrap(), None, "it keeps the schedule of version 10");
     }
 
     #[test]
@@ -204,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_in_a_version_discards_no_new_list() {
+    fn a_mistake_in_a_version_delays_no_new_list() {
         let dir = tempfile::tempdir().unwrap();
         let version = dir.path().join("m/1");
         std::fs::create_dir_all(&version).unwrap();
@@ -217,9 +241,15 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let mut source = source(Some(file));
         source.version_batching = Some(VersionBatching { threads: 8, runs: None });
-        assert!(source.poll(&ConfigSet::default(), false).is_err());
-        std::fs::write(version.join(BATCHING_FILE), "max_batch_size { value: 4 }").unwrap();
         let set = source.poll(&ConfigSet::default(), false).unwrap().unwrap();
         assert_eq!(&*set.models[0].name, "m");
+        assert_eq!(set.models[0].schedule.mode, ScheduleMode::Sync);
+        let error = source.poll(&set, false).unwrap_err();
+        assert!(error.message().contains(BATCHING_FILE), "{error}");
+        assert_eq!(source.poll(&set, false).unwrap(), None, "it is reported once");
+        assert!(source.poll(&set, true).is_err(), "and again after SIGHUP");
+        std::fs::write(version.join(BATCHING_FILE), "max_batch_size { value: 4 }").unwrap();
+        let set = source.poll(&set, false).unwrap().unwrap();
+        assert_eq!(set.models[0].schedule.max_batch, 4);
     }
 }

@@ -12,4 +12,4 @@ pub use flags::{Flags, help};
 pub use model_list::{ModelListRules, StoreCopies, log_dir};
 pub use sessions::SessionSettings;
 pub use settings::settings;
-pub use version_batching::VersionBatching;
+pub use version_batching::{BatchingRemarks, VersionBatching};

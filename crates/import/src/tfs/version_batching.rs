@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use base::Result;
+use base::{Error, Result};
 use engine::{ScheduleMode, ScheduleOptions};
 use lifecycle::ModelConfig;
 use protocol::tensorflow::serving::BatchingParameters;
 
-use super::batching;
+use super::batching::{self, ConvertedBatching};
 use crate::text;
 
 /// Name of a version's own batching parameters.
@@ -24,19 +24,25 @@ pub struct VersionBatching {
     pub runs: Option<usize>,
 }
 
+/// Remarks about the files that were applied.
+#[derive(Debug, Default)]
+pub struct BatchingRemarks {
+    /// Parts that the schedules cannot express.
+    pub notes: Vec<String>,
+    /// Files that are wrong, as `InvalidArgument`.
+    pub mistakes: Vec<Error>,
+}
+
 impl VersionBatching {
     /// Gives `models` the schedules of the versions in `serving`, or of their newest versions on
-    /// disk. A version without the file merges nothing, as in TensorFlow Serving. Returns notes
-    /// about parts that the schedules cannot express.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a file that is wrong.
+    /// disk. A version without the file merges nothing, as in TensorFlow Serving. If the file is
+    /// wrong, a model in `serving` keeps its schedule, and another one merges nothing.
     pub fn apply(
         self,
         models: &mut [ModelConfig],
         serving: &BTreeMap<Arc<str>, u64>,
-    ) -> Result<Vec<String>> {
-        let mut notes = Vec::new();
+    ) -> BatchingRemarks {
+        let mut remarks = BatchingRemarks::default();
         for model in models {
             let serves = serving.get(&model.name).copied();
             let dir = version_dir(&model.base_path, serves);
@@ -49,15 +55,34 @@ impl VersionBatching {
                 model.schedule.mode = ScheduleMode::Sync;
                 continue;
             };
-            let parameters: BatchingParameters = text::read(&path)?;
-            let converted = batching::convert(&parameters, self.threads)
-                .map_err(|error| error.context(path.display()))?;
-            // The threads are shared by all models and come from the file for all.
-            model.schedule = ScheduleOptions { threads: self.runs, ..converted.schedule };
-            let named = |note: &String| format!("{}: {note}", path.display());
-            notes.extend(converted.notes.iter().map(named));
+            match self.read(&path) {
+                Ok(converted) => {
+                    model.schedule = converted.schedule;
+                    let named = |note: &String| format!("{}: {note}", path.display());
+                    remarks.notes.extend(converted.notes.iter().map(named));
+                }
+                Err(mistake) => {
+                    if serves.is_none() {
+                        model.schedule.mode = ScheduleMode::Sync;
+                    }
+                    remarks.mistakes.push(mistake);
+                }
+            }
         }
-        Ok(notes)
+        remarks
+    }
+
+    /// Reads the file of a version.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a file that is wrong.
+    fn read(self, path: &Path) -> Result<ConvertedBatching> {
+        let parameters: BatchingParameters = text::read(path)?;
+        let converted = batching::convert(&parameters, self.threads)
+            .map_err(|error| error.context(path.display()))?;
+        // The threads are shared by all models and come from the file for all.
+        let schedule = ScheduleOptions { threads: self.runs, ..converted.schedule };
+        Ok(ConvertedBatching { schedule, notes: converted.notes })
     }
 }
 
