@@ -502,10 +502,15 @@ impl Model {
         if on_disk.is_empty() || !on_disk.is_disjoint(wanted) {
             return None;
         }
+        let held = version_list(&on_disk);
+        if wanted.is_empty() {
+            return Some(format!(
+                "its policy selects no version, and its directory holds {held}; change the policy"
+            ));
+        }
         Some(format!(
-            "its policy selects {}, and its directory holds {}; change the policy, or publish a version that it selects",
-            version_list(wanted),
-            version_list(&on_disk)
+            "its policy selects {}, and its directory holds {held}; change the policy, or publish a version that it selects",
+            version_list(wanted)
         ))
     }
 

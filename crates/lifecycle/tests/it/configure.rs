@@ -97,6 +97,19 @@ fn a_moved_model_loads_from_its_new_directory() {
     assert!(bytes().unwrap() > 2 * MIB, "version 1 is the other directory's");
 }
 
+/// A list of TensorFlow Serving may have `specific {}`.
+#[test]
+fn a_policy_without_versions_is_the_reason() {
+    let world = two_models();
+    let none = ModelConfig { policy: VersionPolicy::Specific([].into()), ..cold(&world, "a") };
+    // The answer depends on the state of version 1, which is unloaded.
+    let _ = configure(&world, vec![none], Vec::new());
+    let failure = || world.status("a").and_then(|status| status.failure()).unwrap_or_default();
+    eventually("the reason shows", || {
+        failure().contains("its policy selects no version, and its directory holds 1;")
+    });
+}
+
 /// The earlier version serves meanwhile, so a client would take its answers for those of the new
 /// directory.
 #[test]
