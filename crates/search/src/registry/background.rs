@@ -41,13 +41,7 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     })?;
     let merging = core.clone();
     let merge = os::background::spawn_pair("search-merge", "merging", move |priority| {
-        let merge = |named: &NamedCollection| match priority {
-            Priority::Background => named.collection().merge(),
-            _ => {
-                make_room_for_merge(&merging, named);
-                named.collection().merge_if_behind()
-            }
-        };
+        let merge = |named: &NamedCollection| merge_one(&merging, named, priority);
         repeat(&merging, BackgroundTask::Merge, merge, |_| false);
     })?;
     Ok(std::iter::once(open).chain(flush).chain(merge).collect())
@@ -74,6 +68,26 @@ fn repeat(
         }
         if !busy && !otherwise(core) {
             core.resources.wait_past(seen, CHECK_INTERVAL);
+        }
+    }
+}
+
+/// Runs the most useful merge of a collection. Returns false if there is none, or if collections of
+/// the start are still being opened. A merge would take the memory that their segments need, and the
+/// merged segment could need more than the old ones. Without merges, segments that fitted before the
+/// start fit again.
+///
+/// # Errors
+/// As [`Collection::merge`](crate::collection::Collection::merge).
+fn merge_one(core: &RegistryCore, named: &NamedCollection, priority: Priority) -> Result<bool> {
+    if core.opening() {
+        return Ok(false);
+    }
+    match priority {
+        Priority::Background => named.collection().merge(),
+        _ => {
+            make_room_for_merge(core, named);
+            named.collection().merge_if_behind()
         }
     }
 }
@@ -157,6 +171,8 @@ mod tests {
     const DIMS: usize = 16;
     /// Rows of a segment, enough for codes that can be moved.
     const ROWS: u64 = 4200;
+    /// Checks for the end of the opening, one in each [`CHECK_INTERVAL`].
+    const CHECKS_MAX: usize = 240;
 
     fn add_segment(named: &NamedCollection, number: u64) {
         let row = |id: u64| (0..DIMS as u64).map(move |at| ((id * 31 + at * 7) % 97) as f32);
@@ -234,6 +250,36 @@ mod tests {
         assert!(!relieved(), "a flush of few points would not help");
         (1..24).for_each(add);
         assert!(relieved(), "together they fill the memory");
+    }
+
+    #[test]
+    fn merges_wait_until_all_segments_were_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 96 << 20,
+            cache_bytes: 0,
+            merging: Merging { fan_in: 2, ..Merging::default() },
+            ..RegistryOptions::new(directory.path())
+        };
+        // Without its threads, so nothing is opened yet.
+        let core = RegistryCore::open(options).unwrap();
+        let named = core.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();
+        (0..4).for_each(|number| add_segment(&named, number));
+        for priority in [Priority::Background, Priority::Escalated] {
+            assert!(!merge_one(&core, &named, priority).unwrap());
+        }
+        assert_eq!(named.collection().status().segments.len(), 4);
+        let opening = core.clone();
+        let thread = std::thread::spawn(move || opening.open_all());
+        let opened = (0..CHECKS_MAX).any(|_| {
+            core.pause(CHECK_INTERVAL);
+            !core.opening()
+        });
+        assert!(opened);
+        assert!(merge_one(&core, &named, Priority::Background).unwrap());
+        assert_eq!(named.collection().count(), 4 * ROWS);
+        core.stop();
+        thread.join().unwrap();
     }
 
     #[test]
