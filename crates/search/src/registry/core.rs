@@ -61,6 +61,8 @@ pub(super) struct RegistryCore {
     pub(super) changing: Mutex<()>,
     /// Settings of collections whose files are being written, by the random name of the directory.
     pub(super) restoring: Mutex<BTreeMap<String, CollectionSettings>>,
+    /// Restored collections whose segments could not all be opened, for the thread that opens them.
+    pub(super) unopened: Mutex<Vec<Arc<NamedCollection>>>,
     /// Collections that were there at the start and wait to be opened. Other collections are open.
     /// If they were opened again, the changes of one instance would be missing in the other one.
     waiting: Mutex<Vec<String>>,
@@ -137,6 +139,7 @@ impl RegistryCore {
             writers: RwLock::new(()),
             changing: Mutex::new(()),
             restoring: Mutex::default(),
+            unopened: Mutex::default(),
             waiting: Mutex::new(names),
             opened: AtomicBool::new(false),
             codes_moved: Mutex::new(None),

@@ -20,7 +20,7 @@ use super::media::FileLayout;
 use super::named::NamedCollection;
 use crate::collection::{CollectionOptions, is_file_name, publish_copy};
 
-/// Maximum attempts to open all segments of a restored collection. The next start tries again.
+/// Maximum attempts to open all segments of a restored collection before the restore ends.
 const OPEN_TRIES_MAX: u32 = 12;
 /// Bytes of one read when a file is copied within this machine.
 const COPY_BYTES: usize = 1 << 20;
@@ -233,18 +233,23 @@ impl RegistryCore {
         opened
     }
 
-    /// Opens the segments of a restored collection, and retries for a limited time.
+    /// Opens the segments of a restored collection, and retries for a limited time. The thread that
+    /// opens collections continues.
     fn open_restored(&self, named: &Arc<NamedCollection>) {
         for _ in 0..OPEN_TRIES_MAX {
             if !named.collection().open_segments() || named.removed() || self.stopped() {
                 return;
             }
+            if named.collection().lacks_memory() {
+                self.move_codes();
+            }
             self.pause(super::core::OPEN_AGAIN);
         }
         tracing::warn!(
             collection = named.name(),
-            "segments of a restored collection could not be opened; the next start tries again"
+            "segments of a restored collection could not be opened yet, and are tried again"
         );
+        self.unopened.lock().push(named.clone());
     }
 }
 

@@ -36,7 +36,6 @@ impl RegistryCore {
         let mut round = 0u32;
         while !self.stopped() {
             let next = Instant::now() + OPEN_AGAIN;
-            let lacks_memory = |named: &Arc<NamedCollection>| named.collection().lacks_memory();
             let complete = !again.iter().any(lacks_memory);
             while !self.stopped() && Instant::now() < next {
                 let did = (complete && self.load_codes()) || self.preload();
@@ -45,10 +44,7 @@ impl RegistryCore {
                     self.pause(left.min(PRELOAD_CHECK));
                 }
             }
-            if again.iter().any(lacks_memory) {
-                self.move_codes();
-            }
-            again.retain(|named| !named.removed() && named.collection().open_segments());
+            self.open_again(&mut again);
             round += 1;
             if round.is_multiple_of(BROKEN_ROUNDS) {
                 let names = std::mem::take(&mut broken)
@@ -80,6 +76,16 @@ impl RegistryCore {
                 _ => {}
             }
         }
+    }
+
+    /// Tries again to open segments of the collections in `again`, and of restored ones. Keeps the
+    /// collections whose segments are not all open.
+    fn open_again(&self, again: &mut Vec<Arc<NamedCollection>>) {
+        again.append(&mut self.unopened.lock());
+        if again.iter().any(lacks_memory) {
+            self.move_codes();
+        }
+        again.retain(|named| !named.removed() && named.collection().open_segments());
     }
 
     /// Marks a broken collection as being opened. Returns false if it is no longer broken, for
@@ -151,6 +157,11 @@ impl RegistryCore {
         };
         Ok(Arc::new(NamedCollection::new(name, parts)))
     }
+}
+
+/// Returns true if segments of a collection could not be opened because memory had no room.
+fn lacks_memory(named: &Arc<NamedCollection>) -> bool {
+    named.collection().lacks_memory()
 }
 
 /// Checks that a collection's directory is not a symbolic link. Two links could name one
@@ -259,6 +270,31 @@ mod tests {
         assert!(!named.collection().open_segments());
         let segments = named.collection().status().segments;
         assert_eq!((segments.len(), segments.iter().any(|segment| segment.open)), (1, false));
+    }
+
+    #[test]
+    fn segments_of_a_restored_collection_are_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = small_core(directory.path());
+        let named = core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap();
+        let point = PointRef { id: 1, embedding: &[1.0, 0.0], record: &[], payload: b"" };
+        named.collection().upsert(point).unwrap();
+        named.collection().flush().unwrap();
+        drop((core, named));
+        let core = small_core(directory.path());
+        let named = core.open_one("a").unwrap();
+        let budget = core.resources.budget();
+        let others = budget.reserve(budget.free(), "other data").unwrap();
+        assert!(named.collection().open_segments(), "no memory");
+        // The restore has ended without them.
+        core.unopened.lock().push(named.clone());
+        let mut again = Vec::new();
+        core.open_again(&mut again);
+        assert_eq!(again.len(), 1);
+        drop(others);
+        core.open_again(&mut again);
+        assert!(again.is_empty());
+        assert!(named.collection().status().segments.iter().all(|segment| segment.open));
     }
 
     #[test]
