@@ -155,6 +155,8 @@ def test_viewers_are_bounded_and_leave_room(serve):
         assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) > 0
         assert "pages are open" in refused.json()["error"]
+        metrics = requests.get(f"{server.url}/metrics", timeout=60).text
+        assert 'millpond_refused_total{kind="pages_max"} 1\n' in metrics
     deadline = time.monotonic() + 60
     while requests.get(f"{server.url}/events", timeout=60, stream=True).status_code != 200:
         assert time.monotonic() < deadline, "closed pages gave no place back"

@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use base::{Error, Result};
 use bytes::Bytes;
 use http::HeaderMap;
+use metrics::KindLabels;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -46,7 +47,7 @@ pub(crate) async fn events(State(page): Shared<Page>, headers: HeaderMap) -> Res
 /// another site.
 async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     transport::access::check_same_site(headers)?;
-    let permit = page.viewers.clone().try_acquire_owned().map_err(|_| full())?;
+    let permit = page.viewers.clone().try_acquire_owned().map_err(|_| full(page))?;
     // Subscribed before the history is read, so that no second is missing between them.
     let updates = page.updates.subscribe();
     if matches!(*updates.borrow(), PageUpdate::End) {
@@ -69,7 +70,9 @@ async fn stream(page: &Arc<Page>, headers: &HeaderMap) -> Result<Response> {
     Ok(response)
 }
 
-fn full() -> Error {
+/// Counts a refused viewer, and returns its error.
+fn full(page: &Page) -> Error {
+    page.parts.metrics.refused.get_or_create(&KindLabels { kind: "pages_max" }).inc();
     let text = format!("{EVENTS_VIEWERS_MAX} pages are open already; close one or try again later");
     Error::unavailable(text).with_retry_after(RETRY_AFTER)
 }

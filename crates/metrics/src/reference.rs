@@ -72,7 +72,7 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 22] = [
+const REFUSALS: [&str; 23] = [
     "backup_queue",
     "connections_max",
     "descriptors",
@@ -85,6 +85,7 @@ const REFUSALS: [&str; 22] = [
     "key_failures",
     "key_rate",
     "originals_queue_max",
+    "pages_max",
     "queue_max",
     "read_bytes_max",
     "receiving_max",
