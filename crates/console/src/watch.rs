@@ -22,7 +22,7 @@ const REFUSED_SECONDS: u64 = 10;
 const FAILED_SECONDS: u64 = 60;
 
 /// Kinds of refused requests, and the reason and remedy for people.
-const REFUSALS: [(&str, &str); 23] = [
+const REFUSALS: [(&str, &str); 24] = [
     ("queue_max", "the queue of a model was full; see --queue, or add replicas"),
     ("requests_max", "too many requests were in flight; see --max-requests"),
     ("request_memory", "requests in flight used up their memory; see --request-memory"),
@@ -65,6 +65,10 @@ const REFUSALS: [(&str, &str); 23] = [
         "too many pages of this server were open; close some, or find out who opens them",
     ),
     ("search_queue", "too many searches waited for a thread; see --search-threads"),
+    (
+        "watchers_max",
+        "too many clients watched the health of this server; call Check, or find out who calls Watch",
+    ),
     ("write_queue", "too many writes to collections waited for a thread; write more slowly"),
     ("read_bytes_max", "the shards' answers to reads were too large: read fewer points at a time"),
     ("backup_queue", "too many backups waited; start fewer at the same time"),

@@ -72,7 +72,7 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 23] = [
+const REFUSALS: [&str; 24] = [
     "backup_queue",
     "connections_max",
     "descriptors",
@@ -95,6 +95,7 @@ const REFUSALS: [&str; 23] = [
     "search_queue",
     "slow_reader",
     "snapshots_max",
+    "watchers_max",
     "write_queue",
 ];
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use api_models::view;
 use base::{Error, Result};
+use metrics::KindLabels;
 use protocol::grpc::health::v1::health_check_response::ServingStatus;
 use protocol::grpc::health::v1::{
     HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse,
@@ -98,6 +99,8 @@ impl WatchedService {
     ) -> Result<WatchedService> {
         let (call, reservation) = SmallCall::<HealthCheckRequest>::read(state, request).await?;
         let permit = state.watchers.permits.clone().try_acquire_owned().map_err(|_| {
+            let labels = KindLabels { kind: "watchers_max" };
+            state.requests.metrics.refused.get_or_create(&labels).inc();
             Error::exhausted(format!(
                 "{WATCHERS_MAX} clients watch the health of this server, which is the limit; call Check"
             ))

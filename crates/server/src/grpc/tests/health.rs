@@ -106,6 +106,8 @@ fn watchers_are_limited() {
         }
         let refused = client.watch(named("")).await.unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        let labels = metrics::KindLabels { kind: "watchers_max" };
+        assert_eq!(served.server.core.metrics.refused.get_or_create(&labels).get(), 1);
         watched.pop();
         while client.watch(named("")).await.is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
