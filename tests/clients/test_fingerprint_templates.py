@@ -285,6 +285,17 @@ def test_a_deleted_template_is_not_found(server, scratch, templates):
     assert identified(server, "fewer", 3)["accepted"]
 
 
+def test_the_command_line_deletes_the_images_that_are_there(server, templates):
+    kept, first, second = (
+        good(call(server, "PUT", "listed", templates[finger], kind="fingerprint"))["id"] for finger in (0, 1, 2)
+    )
+    command = ("images", "delete", "listed", first, "7", second, "--url", server.url)
+    done = run(*command, check=False)
+    assert done.returncode == 1 and "there is no image 7" in done.stderr, done.stdout + done.stderr
+    assert [entry["id"] for entry in good(call(server, "GET", "listed"))["images"]] == [kept]
+    assert "3 of 3 images were not found" in run(*command, check=False).stderr
+
+
 def test_a_backup_is_restored(server, enrolled):
     def collections(*arguments: str) -> None:
         run("collections", *arguments, "--url", server.url)

@@ -2,7 +2,7 @@
 
 use base::escape_controls;
 use clap::Args;
-use command_line::exit::{CommandError, CommandResult, pretty, print, print_page};
+use command_line::exit::{CommandError, CommandResult, pretty, print, print_note, print_page};
 use loadgen::report::TextTable;
 use serde_json::Value;
 
@@ -11,6 +11,8 @@ use crate::client::{RequestContent, ServerClient, text};
 
 /// Number of images per request.
 const PAGE: u32 = 250;
+/// Status of a request for an image that is not in the collection.
+const NOT_FOUND: u16 = 404;
 
 /// `millpond images list [COLLECTION]`.
 #[derive(Args, Debug)]
@@ -118,7 +120,8 @@ fn line(image: &Value) -> String {
 ///
 /// # Errors
 /// Returns a usage error before the first request if a text is not an id, and the server's error.
-/// Images deleted before that stay deleted.
+/// Images deleted before that stay deleted. An image that is not in the collection is an error
+/// after the others are deleted, so that the same call can be repeated.
 pub(super) fn delete(args: &DeleteArgs) -> CommandResult {
     // An id becomes a path segment, so other characters could address something else.
     let is_id = |id: &String| {
@@ -132,19 +135,28 @@ pub(super) fn delete(args: &DeleteArgs) -> CommandResult {
     }
     let client = args.server.client()?;
     let remove = |rest: &str| {
-        let reply =
-            client.call("DELETE", &path(&args.collection, rest, &[]), RequestContent::None)?;
-        reply.good().map(drop)
+        client.call("DELETE", &path(&args.collection, rest, &[]), RequestContent::None)
     };
     if args.all {
-        remove("")?;
+        remove("")?.good()?;
         return print(&format!("deleted the collection {}\n", args.collection));
     }
+    let mut missing = 0;
     for id in &args.ids {
-        remove(&format!("/{id}"))?;
+        let reply = remove(&format!("/{id}"))?;
+        if reply.status == NOT_FOUND {
+            print_note(&format!("not deleted: {}", reply.error()));
+            missing += 1;
+            continue;
+        }
+        reply.good()?;
         print(&format!("deleted {id}\n"))?;
     }
-    Ok(())
+    if missing == 0 {
+        return Ok(());
+    }
+    let count = args.ids.len();
+    Err(CommandError::failed(format!("{missing} of {count} images were not found")))
 }
 
 #[cfg(test)]
