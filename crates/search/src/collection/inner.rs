@@ -1,8 +1,9 @@
 //! State that the modules of a collection share, and the order of its locks.
 //!
 //! Order of locks, outermost first: `flushing` or `merging`, `publisher`, `writer`, `live`, the
-//! table of ids of a memtable. Queries take only `live`, to copy one pointer, and such a table, to
-//! find a point by its id.
+//! table of ids of a memtable. A thread that holds `flushing` or `merging` never waits for the
+//! other one. Queries take only `live`, to copy one pointer, and such a table, to find a point by
+//! its id.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -7,17 +7,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::{Error, ErrorKind, Result};
 use coarse::{BuildThreads, BuildVectors};
 
-use super::inner::Collection;
+use super::inner::{Collection, PendingFile};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
-use super::options::Merging;
+use super::options::{Merging, headroom_bytes};
 use super::stall::Urgency;
 use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
+use crate::budget::BudgetReservation;
 use crate::codes::CodesPlace;
 use crate::deletes::Deletes;
 use crate::payload_index::SpareIndexMemory;
 use crate::rerank::Records;
-use crate::segment::{PageCache, RowSource};
+use crate::segment::{PageCache, RowSource, Segment};
 
 /// Pages cached while records are copied in a new order.
 const CACHED_PAGES: usize = 256;
@@ -282,6 +283,50 @@ impl Collection {
         let mut damaged = self.merging.lock();
         let state = self.state();
         let Some(chosen) = self.chosen(&state, &damaged) else { return Ok(false) };
+        self.merge_chosen(&chosen, state, &mut damaged, urgency, None)
+    }
+
+    /// Rewrites the smallest segment that has lost many rows, if free memory is not enough for it
+    /// and the memory of flushes is. Otherwise deletions would free no memory once it is full.
+    /// Flushes wait meanwhile. Returns true if it rewrote a segment. For a thread of ordinary
+    /// priority.
+    ///
+    /// # Errors
+    /// As [`Collection::merge`].
+    pub(crate) fn rewrite_if_full(&self) -> Result<bool> {
+        // A flush or a merge in progress gives its memory back.
+        let Some(mut headroom) = self.flushing.try_lock() else { return Ok(false) };
+        let Some(mut damaged) = self.merging.try_lock() else { return Ok(false) };
+        let state = self.state();
+        let mut sizes = self.mergeable(&state, &damaged);
+        sizes.retain(|size| needs_rewrite(size, &self.options.merging));
+        let Some(smallest) = sizes.iter().min_by_key(|size| size.live) else { return Ok(false) };
+        let fits = |bytes| smallest.live <= self.rows_max(bytes);
+        if fits(self.budget.free()) || !fits(headroom.bytes()) {
+            return Ok(false);
+        }
+        let chosen = [smallest.number];
+        let memory: &mut BudgetReservation = &mut headroom;
+        let urgency = Urgency::Escalated;
+        let rewritten = self.merge_chosen(&chosen, state, &mut damaged, urgency, Some(memory));
+        headroom.refill(headroom_bytes(self.memtable_bytes));
+        rewritten
+    }
+
+    /// Merges the segments `chosen` of `state`. `headroom` is the memory of flushes, if the merge
+    /// takes its memory from there. Returns false if it was stopped. A segment that would lose data
+    /// is added to `damaged`.
+    ///
+    /// # Errors
+    /// As [`Collection::merge`].
+    fn merge_chosen(
+        &self,
+        chosen: &[u64],
+        state: Arc<CollectionState>,
+        damaged: &mut BTreeSet<u64>,
+        urgency: Urgency,
+        headroom: Option<&mut BudgetReservation>,
+    ) -> Result<bool> {
         let views: Vec<SegmentView> = state
             .open()
             .filter(|(_, slot, _)| chosen.contains(&slot.number))
@@ -293,13 +338,13 @@ impl Collection {
         }
         let outcome = {
             let _runs = RaisedFlag::raise(&self.optimizer.merge_runs);
-            self.merge_segments(&chosen, views.clone(), urgency)
+            self.merge_segments(chosen, views.clone(), urgency, headroom)
         };
         self.update_merge_backlog();
         if outcome.is_err() && !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
-        for (view, number) in views.iter().zip(&chosen) {
+        for (view, number) in views.iter().zip(chosen) {
             if view.loses_data() {
                 damaged.insert(*number);
             }
@@ -443,7 +488,8 @@ impl Collection {
     }
 
     /// Writes the live rows of the segments `numbers`, whose views are `views`, as one segment, and
-    /// publishes it in their place.
+    /// publishes it in their place. `headroom` is the memory of flushes, if the merge takes its
+    /// memory from there.
     ///
     /// # Errors
     /// `Cancelled` if one of the segments was dropped meanwhile. Also the errors of the medium and
@@ -453,6 +499,7 @@ impl Collection {
         numbers: &[u64],
         views: Vec<SegmentView>,
         urgency: Urgency,
+        mut headroom: Option<&mut BudgetReservation>,
     ) -> Result<()> {
         let rows = live_rows(&views);
         if rows.is_empty() {
@@ -462,8 +509,11 @@ impl Collection {
         self.check_room_to_merge(views.iter().map(|view| view.segment.file_bytes()).sum())?;
         let count = rows.len() as u64;
         let needed = self.options.segment_form().working_bytes(count) + count * PLACE_BYTES;
-        let working =
-            self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
+        let what = format!("merging {} segments", numbers.len());
+        let working = match headroom.as_deref_mut() {
+            Some(headroom) => headroom.split(needed, &what)?,
+            None => self.budget.reserve(needed, &what)?,
+        };
         let spare = SpareIndexMemory::new(&self.budget, SPARE_SHARE);
         let number = self.new_file_number();
         let pending = self.pending_file(CollectionFile::Segment(number));
@@ -483,8 +533,8 @@ impl Collection {
             self.write_segment(&pending, uuid, &mut source, spare.as_ref(), threads, &|bytes| {
                 self.merge_step(bytes, urgency)
             })?;
-        drop((working, spare));
-        let opened = self.open_written(&pending, || self.budget.reserve(0, &pending.name))?;
+        drop(spare);
+        let opened = self.open_merged(&pending, count, working, headroom)?;
         self.filters.warm(&opened, &self.budget);
         self.preload_new(&opened, &source.views, &|bytes| self.merge_step(bytes, urgency));
         let segment = Arc::new(opened);
@@ -511,6 +561,30 @@ impl Collection {
         drop(live);
         source.views.iter().for_each(|view| self.caches.forget(view.segment.file().id()));
         self.publish()
+    }
+
+    /// Opens a merged segment of `rows` rows. `working` is the memory that its merge took from
+    /// `headroom`, if there is one, and otherwise from the budget.
+    ///
+    /// # Errors
+    /// As [`Collection::open_written`].
+    fn open_merged(
+        &self,
+        pending: &PendingFile<'_>,
+        rows: u64,
+        working: BudgetReservation,
+        headroom: Option<&mut BudgetReservation>,
+    ) -> Result<Segment> {
+        let Some(headroom) = headroom else {
+            drop(working);
+            return self.open_written(pending, || self.budget.reserve(0, &pending.name));
+        };
+        headroom.join(working);
+        // No more than it needs, so that its codes do not count the memory of flushes as room.
+        let needed = self.options.segment_form().opening_bytes(rows).min(headroom.bytes());
+        let opened = self.open_written(pending, || headroom.split(needed, &pending.name));
+        headroom.refill(headroom_bytes(self.memtable_bytes));
+        opened
     }
 }
 

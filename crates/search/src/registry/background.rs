@@ -72,10 +72,10 @@ fn repeat(
     }
 }
 
-/// Runs the most useful merge of a collection. Returns false if there is none, or if collections of
-/// the start are still being opened. A merge would take the memory that their segments need, and the
-/// merged segment could need more than the old ones. Without merges, segments that fitted before the
-/// start fit again.
+/// Runs the most useful merge of a collection, or a rewrite that frees memory. Returns false if
+/// there is none, or if collections of the start are still being opened. A merge would take the
+/// memory that their segments need, and the merged segment could need more than the old ones.
+/// Without merges, segments that fitted before the start fit again.
 ///
 /// # Errors
 /// As [`Collection::merge`](crate::collection::Collection::merge).
@@ -87,7 +87,8 @@ fn merge_one(core: &RegistryCore, named: &NamedCollection, priority: Priority) -
         Priority::Background => named.collection().merge(),
         _ => {
             make_room_for_merge(core, named);
-            named.collection().merge_if_behind()
+            let collection = named.collection();
+            Ok(collection.merge_if_behind()? || collection.rewrite_if_full()?)
         }
     }
 }
@@ -280,6 +281,32 @@ mod tests {
         assert_eq!(named.collection().count(), 4 * ROWS);
         core.stop();
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn deletions_free_memory_that_is_full() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = RegistryOptions {
+            memory_bytes: 96 << 20,
+            cache_bytes: 0,
+            ..RegistryOptions::new(directory.path())
+        };
+        // Without its threads.
+        let core = RegistryCore::open(options).unwrap();
+        let named = core.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();
+        let collection = named.collection();
+        add_segment(&named, 0);
+        (0..ROWS).filter(|id| id % 4 != 0).for_each(|id| collection.delete(id).unwrap());
+        assert!(!collection.rewrite_if_full().unwrap(), "memory is free");
+        let budget = core.resources.budget();
+        let _others = budget.reserve(budget.free(), "other data").unwrap();
+        let used = budget.stats().used;
+        assert!(!collection.merge().unwrap(), "no room");
+        assert!(collection.rewrite_if_full().unwrap());
+        assert!(budget.stats().used < used);
+        let segments = collection.status().segments;
+        assert_eq!((segments.len(), collection.count()), (1, ROWS / 4));
+        assert!(!collection.rewrite_if_full().unwrap(), "once");
     }
 
     #[test]
