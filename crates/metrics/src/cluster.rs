@@ -85,7 +85,7 @@ impl ClusterMetrics {
         );
         r.register(
             "cluster_name_waits",
-            "Requests that waited: for another read of the list of collections, because they named an unknown collection, or for the holders of a new collection",
+            "Requests that named an unknown collection and waited for another read of the list, or that waited for the holders of a new collection",
             self.name_waits.clone(),
         );
         r.register(
