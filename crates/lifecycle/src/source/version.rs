@@ -170,7 +170,7 @@ pub(super) fn scan(
 }
 
 impl VersionMemory {
-    /// Returns true if the version may count as complete at the next scan, although no file changes.
+    /// Returns true if the version may count as complete at the next scan without a change.
     pub(super) fn may_be_complete(&self) -> bool {
         self.last.as_ref().is_some_and(|seen| seen.answer.is_none() && !seen.unchanged)
     }
