@@ -96,8 +96,9 @@ bool is_module(const Value *value) {
   return type && type->is_module();
 }
 
-// Sets `self.training` of modules to false, as a load does, and removes the code it guards: a normalisation layer counts
-// its batches in training only. An object of another class keeps its flag, and so does a module that sets its own.
+// Sets `self.training` of modules to false, as a load does, and removes the code it guards: a normalisation layer
+// counts its batches in training only. An object of another class keeps its flag, and so does a module that sets its
+// own.
 void evaluate(std::shared_ptr<Graph> &graph) {
   std::vector<Node *> flags;
   bool sets_flag = false;
@@ -168,8 +169,8 @@ Value *returned_input(Node *node) {
   return nullptr;
 }
 
-// Returns true if `node` returns a list of tensors that may be views of its inputs, although its declaration does not say
-// so.
+// Returns true if `node` returns a list of tensors that may be views of its inputs, although its declaration does not
+// say so.
 bool returns_views(const Node *node) {
   static const std::unordered_set<std::string> kinds = {
       "aten::broadcast_tensors",
@@ -225,7 +226,8 @@ bool holds_tensors_inside(const c10::TypePtr &type) {
 // Written memory of a graph.
 class Writes {
  public:
-  Writes(const std::shared_ptr<Graph> &graph, bool separate) : aliases_(graph, separate) {
+  // Attributes count as separate objects, so a write to an input does not count as a write to every attribute.
+  explicit Writes(const std::shared_ptr<Graph> &graph) : aliases_(graph, /*isFrozen=*/true) {
     std::vector<std::pair<Value *, Value *>> carried;
     each_node(graph->block(), [&](Node *node) {
       for (Value *value : node->outputs()) {
@@ -238,6 +240,8 @@ class Writes {
         for (size_t i = 1; i < body->inputs().size(); i++) {
           carried.emplace_back(body->inputs()[i], body->outputs()[i]);
         }
+      } else if (node->kind() == c10::prim::SetAttr) {
+        kept_.push_back(node->inputs().at(1));
       }
     });
     follow(std::move(carried));
@@ -250,13 +254,17 @@ class Writes {
   }
 
   // Returns true if some node may write to an element of `container`, which `AliasDb::hasWriters` does not count.
-  bool reach_inside(Value *container) const {
-    const auto may_hold = [&](Value *value) { return aliases_.mayContainAlias(container, value); };
-    return std::any_of(written_.begin(), written_.end(), may_hold) ||
-           std::any_of(later_.begin(), later_.end(), may_hold);
-  }
+  bool reach_inside(Value *container) const { return may_hold(container, written_) || may_hold(container, later_); }
+
+  // Returns true if `value` may become another attribute, which the analysis counts as a separate object.
+  bool keep(Value *value) const { return may_hold(value, kept_); }
 
  private:
+  bool may_hold(Value *container, const std::vector<Value *> &values) const {
+    return std::any_of(values.begin(), values.end(),
+                       [&](Value *value) { return aliases_.mayContainAlias(container, value); });
+  }
+
   // Finds the values that a round of a loop writes to because the round before passed them on. `AliasDb` analyses one
   // round only. Each pair has a variable at the start and at the end of a round.
   void follow(std::vector<std::pair<Value *, Value *>> carried) {
@@ -277,6 +285,7 @@ class Writes {
   const AliasDb aliases_;
   std::vector<Value *> written_;
   std::vector<Value *> later_;
+  std::vector<Value *> kept_;
 };
 
 } // namespace
@@ -292,7 +301,6 @@ Effects effects_of(const torch::jit::Module &module) {
 
   std::vector<Node *> reads;
   std::vector<Node *> constants;
-  bool containers = false;
   each_node(graph->block(), [&](Node *node) {
     const auto kind = node->kind();
     if (kind == c10::prim::SetAttr) {
@@ -306,25 +314,23 @@ Effects effects_of(const torch::jit::Module &module) {
       if (node->output()->type()->kind() != c10::TypeKind::ClassType) {
         reads.push_back(node);
       }
-      containers = containers || holds_tensors_inside(node->output()->type());
     } else if (kind == c10::prim::Constant && node->output()->type()->kind() == c10::TypeKind::TensorType) {
       constants.push_back(node);
     }
   });
-  // Attributes count as separate objects, so a write to an input does not count as a write to every attribute.
-  // Elements of a container do not.
-  const Writes writes(graph, /*separate=*/!containers);
+  const Writes writes(graph);
   for (Node *node : reads) {
     Value *value = node->output();
-    if (!writes.reach(value) && !(holds_tensors_inside(value->type()) && writes.reach_inside(value))) {
+    const bool container = holds_tensors_inside(value->type());
+    if (!writes.reach(value) && !writes.keep(value) && !(container && writes.reach_inside(value))) {
       continue;
     }
     effects.stateful = true;
     std::vector<std::string> path;
-    const bool named = value->type()->kind() == c10::TypeKind::TensorType && path_of(*graph, node, path);
+    const bool named = (container || value->type()->kind() == c10::TypeKind::TensorType) && path_of(*graph, node, path);
     if (named) {
       effects.written.push_back(std::move(path));
-    } else if (!holds_tensors_inside(value->type())) {
+    } else {
       effects.written_unknown = true;
     }
   }

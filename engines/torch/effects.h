@@ -13,7 +13,7 @@ struct Effects {
   bool stateful = false;
   // An input tensor is written to, or may be.
   bool writes_inputs = false;
-  // Written tensors, as attribute names from the module down. Copies of a module copy all containers.
+  // Written tensors and containers of tensors, as attribute names from the module down.
   std::vector<std::vector<std::string>> written;
   // Some written tensors have no name, so any tensor may be written to.
   bool written_unknown = false;

@@ -26,6 +26,18 @@ void add_tensors(const IValue &value, Storages &storages) {
     for (const auto &slot : value.toObject()->slots()) {
       add_tensors(slot, storages);
     }
+  } else if (value.isTuple()) {
+    for (const auto &element : value.toTupleRef().elements()) {
+      add_tensors(element, storages);
+    }
+  } else if (value.isList()) {
+    for (const auto &element : value.toListRef()) {
+      add_tensors(element, storages);
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto &entry : value.toGenericDict()) {
+      add_tensors(entry.value(), storages);
+    }
   }
 }
 

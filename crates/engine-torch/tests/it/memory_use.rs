@@ -3,7 +3,8 @@
 use engine::conformance::resident_bytes;
 use engine_torch::build::{ParameterData, TorchParameter};
 
-use crate::support::{Written, answer, child, floats, store};
+use crate::state::with_list;
+use crate::support::{Written, answer, child, floats, load, store};
 
 /// Variable that is set in the process that measures, which has no memory of other tests.
 const CHILD: &str = "MILLPOND_TEST_MEASURES_MEMORY";
@@ -79,9 +80,37 @@ fn a_load_succeeds_with_a_full_arena() {
     let module =
         Written::new("def forward(self, x):\n    return (self.weight * x).sum()\n", weights);
     let arena = engine::Arena { store: store.clone(), bytes: 4096, stop: Default::default() };
-    let session = crate::support::load(&module.path(), Default::default(), Some(arena)).unwrap();
+    let session = load(&module.path(), Default::default(), Some(arena)).unwrap();
     assert!(session.parameter_bytes() <= 4096);
     assert_eq!(answer(&*session, floats("x", &[1], &[0.5])), [(1 << 20) as f32]);
+}
+
+#[test]
+fn forks_share_what_a_write_to_a_list_does_not_reach() {
+    if std::env::var_os(CHILD).is_none() {
+        let test = "memory_use::forks_share_what_a_write_to_a_list_does_not_reach";
+        return child(test, CHILD, "1".as_ref());
+    }
+    let store = store(64 << 20);
+    let hidden = TorchParameter {
+        name: "hidden".into(),
+        dims: vec![1],
+        data: ParameterData::Floats(vec![10.0]),
+        buffer: true,
+    };
+    let weight = TorchParameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0));
+    let source = "def forward(self, x):\n    self.hidden.add_(x)\n    return self.hidden + self.weight[:1]\n";
+    let written = Written::new(source, vec![weight, hidden]);
+    let path = written.dir.path().join("list.pt");
+    with_list(&written.path(), &path);
+    let arena = engine::Arena { store: store.clone(), bytes: 16 << 20, stop: Default::default() };
+    let session = load(&path, Default::default(), Some(arena)).unwrap();
+    let before = resident_bytes();
+    let forks: Vec<_> = (0..20).map(|_| session.fork().unwrap()).collect();
+    let grown = resident_bytes().saturating_sub(before);
+    assert_eq!(answer(&*forks[0], floats("x", &[1], &[1.0])), [13.0]);
+    // 20 copies of the weight take 80 MiB.
+    assert!(grown < 24 << 20, "{grown} bytes");
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn one(session: &dyn Session, value: f32) -> f32 {
 }
 
 /// Sums its inputs, by setting an attribute or by writing to one.
-fn adders() -> [(&'static str, Written); 12] {
+fn adders() -> [(&'static str, Written); 13] {
     let sum = || vec![buffer("sum", &[10.0])];
     let viewed = vec![
         buffer("sum", &[10.0, 7.0]),
@@ -77,6 +77,13 @@ fn adders() -> [(&'static str, Written); 12] {
                 "def forward(self, x):\n    a = x * 1.0\n    b = x * 1.0\n    c = self.sum\n    \
                  for i in range(3):\n        a.add_(x)\n        a, b, c = b, c, a\n    return self.sum\n",
                 sum(),
+            ),
+        ),
+        (
+            "writes to another attribute, which it sets to the first",
+            Written::new(
+                "def forward(self, x):\n    self.kept = self.sum\n    self.kept.add_(x)\n    return self.sum\n",
+                vec![buffer("sum", &[10.0]), buffer("kept", &[0.0])],
             ),
         ),
         (
@@ -257,7 +264,7 @@ fn with_constant(from: &Path, to: &Path) {
 
 /// Makes the buffer `hidden`, the last attribute of the module in the archive at `from`, a list that
 /// holds the tensor. The builder writes no lists.
-fn with_list(from: &Path, to: &Path) {
+pub(crate) fn with_list(from: &Path, to: &Path) {
     const KEY: &[u8] = b"X\x06\x00\x00\x00hidden";
     /// Bytes of an instruction that remembers a value.
     const PUT: usize = 2;
