@@ -223,8 +223,8 @@ fn an_input_that_an_operation_returns_keeps_its_bytes() {
     }
 }
 
-/// Copies the archive at `from` to `to`. `change` gets the name and bytes of each record, and returns
-/// the records that replace it.
+/// Copies the archive at `from` to `to`. `change` gets the name and bytes of each record, and
+/// returns the records that replace it.
 fn rewrite(from: &Path, to: &Path, change: impl Fn(&str, Vec<u8>) -> Vec<(String, Vec<u8>)>) {
     let mut archive = zip::ZipArchive::new(File::open(from).unwrap()).unwrap();
     let mut writer = zip::ZipWriter::new(File::create(to).unwrap());
@@ -262,8 +262,8 @@ fn with_constant(from: &Path, to: &Path) {
     });
 }
 
-/// Makes the buffer `hidden`, the last attribute of the module in the archive at `from`, a list that
-/// holds the tensor. The builder writes no lists.
+/// Makes the buffer `hidden`, the last attribute of the module in the archive at `from`, a list
+/// that holds the tensor. The builder writes no lists.
 pub(crate) fn with_list(from: &Path, to: &Path) {
     const KEY: &[u8] = b"X\x06\x00\x00\x00hidden";
     /// Bytes of an instruction that remembers a value.
