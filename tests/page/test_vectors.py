@@ -650,7 +650,8 @@ def test_messages_are_above_an_open_dialog(browser, server):
     )
     assert js(browser, at_middle), "the dialog does not dim it"
     click(browser, "#details-close")
-    assert js(browser, "document.getElementById('messages').parentElement === document.body")
+    at_body = "document.getElementById('messages').parentElement === document.body"
+    wait(lambda: js(browser, at_body), "a dialog tells its end in an event")
     assert js(browser, at_middle)
 
 
