@@ -23,8 +23,8 @@ pub enum Channel {
     Only(usize),
 }
 
-/// Converter that mixes to one channel and changes the rate, block by block. It holds two seconds
-/// at most.
+/// Converter that mixes to one channel and changes the rate, block by block. Between two blocks it
+/// holds less than two seconds, or less than 8,192 samples at low rates.
 ///
 /// # Example: a second of stereo at 16 kHz as mono at 8 kHz
 /// ```
