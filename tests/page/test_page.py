@@ -214,6 +214,43 @@ def test_a_swap_is_marked_and_versions_are_compared(browser, server, tmp_path):
     assert server.versions(SWAPPED)[version]["state"] == "AVAILABLE"
 
 
+def test_a_comparison_keeps_its_long_version(browser, tmp_path):
+    # Times in nanoseconds, which numbers of JavaScript would round.
+    first, second, third, fourth = range(1_764_000_000_123_456_789, 1_764_000_000_123_456_793)
+
+    def publish(version: int) -> None:
+        millpond.publish(stamped(tmp_path / f"{version}.onnx", version - first), tmp_path / "root" / SWAPPED, version)
+
+    def serve(version: int) -> None:
+        server.wait_version(SWAPPED, version)
+        assert server.infer(SWAPPED, [1.0]).status_code == 200
+        # The server reads the counts of a version once a second, while it is loaded.
+        wait(lambda: version in recorded(), f"version {version} has traffic")
+
+    def recorded() -> list[int]:
+        answer = requests.get(f"{server.url}/page/model?name={SWAPPED}&seconds=120", timeout=60)
+        return [entry["version"] for entry in answer.json()["history"]["versions"]]
+
+    publish(first)
+    server = millpond.Server(tmp_path / "root", log=tmp_path / "server.log").wait_ready()
+    serve(first)
+    for version in (second, third):
+        publish(version)
+        serve(version)
+    open_model(browser, server.url, SWAPPED)
+    browser.find_element("xpath", "//button[text()='15 min']").click()
+    others = "[...document.querySelectorAll('.with option')].map((e) => e.value)"
+    wait(lambda: js(browser, others) == [str(second), str(first)], "all versions have traffic")
+    choose = "const e = document.querySelector(arguments[0]); e.value = arguments[1]; e.dispatchEvent(new Event('input'))"
+    browser.execute_script(choose, ".lines", "compare")
+    browser.execute_script(choose, ".with", str(first))
+    publish(fourth)
+    serve(fourth)
+    heads = ["", f"v{first}", f"v{fourth}", "change"]
+    wait(lambda: in_model(browser, SWAPPED, ".compare thead th") == heads, "the newest version and the chosen one")
+    assert server.stop() == 0, server.log_text()
+
+
 def act(browser, words: str) -> None:
     """Opens the menu of the model's view and chooses an action."""
     js(browser, "document.querySelector('.menu .menu-button').click()")

@@ -165,9 +165,9 @@ export class ModelView {
     const option = (value, words) => el("option", { value }, words);
     rows(this.part(".lines"), JSON.stringify(choices), () => choices.map(([value, words]) => option(value, words)));
     this.part(".lines").value = this.lines;
-    const others = versions.slice(1), kept = this.part(".with").value;
-    rows(this.part(".with"), others.join(), () => others.map((version) => option(String(version), `version ${version}`)));
-    if (others.includes(Number(kept))) this.part(".with").value = kept;
+    const others = versions.slice(1).map(String), kept = this.part(".with").value;
+    rows(this.part(".with"), others.join(), () => others.map((version) => option(version, `version ${version}`)));
+    if (others.includes(kept)) this.part(".with").value = kept;
     this.part(".other").hidden = this.lines !== "compare";
   }
 
