@@ -229,6 +229,8 @@ class Writes {
   // Attributes count as separate objects, so a write to an input does not count as a write to every attribute.
   explicit Writes(const std::shared_ptr<Graph> &graph) : aliases_(graph, /*isFrozen=*/true) {
     std::vector<std::pair<Value *, Value *>> carried;
+    std::vector<Node *> reads;
+    std::vector<Node *> sets;
     each_node(graph->block(), [&](Node *node) {
       for (Value *value : node->outputs()) {
         if (aliases_.hasWriters(value)) {
@@ -240,11 +242,23 @@ class Writes {
         for (size_t i = 1; i < body->inputs().size(); i++) {
           carried.emplace_back(body->inputs()[i], body->outputs()[i]);
         }
+      } else if (node->kind() == c10::prim::GetAttr) {
+        reads.push_back(node);
       } else if (node->kind() == c10::prim::SetAttr) {
-        kept_.push_back(node->inputs().at(1));
+        sets.push_back(node);
       }
     });
     follow(std::move(carried));
+    // A value that is set may alias each element of a container. So values of attributes that no node writes to are
+    // left out. Otherwise each fork would copy the weights that the graph puts into a list.
+    for (Node *set : sets) {
+      const auto is_written = [&](Node *read) {
+        return read->s(c10::attr::name) == set->s(c10::attr::name) && reach_any(read->output());
+      };
+      if (std::any_of(reads.begin(), reads.end(), is_written)) {
+        kept_.push_back(set->inputs().at(1));
+      }
+    }
   }
 
   // Returns true if some node may write to `value`.
@@ -256,7 +270,13 @@ class Writes {
   // Returns true if some node may write to an element of `container`, which `AliasDb::hasWriters` does not count.
   bool reach_inside(Value *container) const { return may_hold(container, written_) || may_hold(container, later_); }
 
-  // Returns true if `value` may become another attribute, which the analysis counts as a separate object.
+  // Returns true if some node may write to `value` or to an element of it.
+  bool reach_any(Value *value) const {
+    return reach(value) || (holds_tensors_inside(value->type()) && reach_inside(value));
+  }
+
+  // Returns true if `value` may become another attribute that some node may write to. The analysis counts that
+  // attribute as a separate object.
   bool keep(Value *value) const { return may_hold(value, kept_); }
 
  private:
@@ -322,7 +342,7 @@ Effects effects_of(const torch::jit::Module &module) {
   for (Node *node : reads) {
     Value *value = node->output();
     const bool container = holds_tensors_inside(value->type());
-    if (!writes.reach(value) && !writes.keep(value) && !(container && writes.reach_inside(value))) {
+    if (!writes.reach_any(value) && !writes.keep(value)) {
       continue;
     }
     effects.stateful = true;
