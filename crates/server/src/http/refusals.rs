@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::rejection::RawPathParamsRejection;
-use axum::extract::{RawPathParams, Request};
+use axum::extract::{FromRequestParts as _, RawPathParams, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base::Error;
@@ -23,17 +23,19 @@ pub(super) fn reply(path: &str, error: &Error) -> Reply {
 
 /// Answers 400 if a name in the path is not UTF-8. axum would answer with plain text, and clients
 /// read an object of JSON.
-pub(super) async fn check_path(
-    names: Result<RawPathParams, RawPathParamsRejection>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn check_path(request: Request, next: Next) -> Response {
+    // Such a name has escapes. Most requests have none.
+    if !request.uri().path().contains('%') {
+        return next.run(request).await;
+    }
+    let (mut parts, body) = request.into_parts();
+    let names = RawPathParams::from_request_parts(&mut parts, &()).await;
     // A path without a route has no names, which is another rejection.
     if let Err(rejection @ RawPathParamsRejection::InvalidUtf8InPathParam(_)) = &names {
         let error = Error::invalid(format!("Invalid URL: {}", rejection.body_text()));
-        return reply(request.uri().path(), &error).into_response();
+        return reply(parts.uri.path(), &error).into_response();
     }
-    next.run(request).await
+    next.run(Request::from_parts(parts, body)).await
 }
 
 /// Answers a request whose key lacks a right.
