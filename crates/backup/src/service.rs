@@ -25,7 +25,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use crate::restore::RestoreTarget;
-use crate::store::{BackupStore, StoredLists};
+use crate::store::{BackupStore, StoredLists, is_version};
 
 pub use config::{BackupConfig, RegistryAccess};
 pub use request::{BackupJob, BackupJobState, BackupRequest, SubmittedJob};
@@ -319,13 +319,6 @@ impl ServiceShared {
         }
         Ok(())
     }
-}
-
-/// Returns true if `name` is that of a version of the collection of images `collection`, such as
-/// "photos.v2" of "photos".
-fn is_version(name: &str, collection: &str) -> bool {
-    let number = name.strip_prefix(collection).and_then(|rest| rest.strip_prefix(".v"));
-    number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 impl std::fmt::Debug for BackupService {

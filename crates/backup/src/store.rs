@@ -24,6 +24,13 @@ const OBJECTS: &str = "objects";
 /// backups.
 const LISTS_AT_ONCE_MAX: usize = 16;
 
+/// Returns true if `name` is that of a version of the collection of images `collection`, such as
+/// "photos.v2" of "photos".
+pub(crate) fn is_version(name: &str, collection: &str) -> bool {
+    let number = name.strip_prefix(collection).and_then(|rest| rest.strip_prefix(".v"));
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
 /// Collection of which a store has objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StoredCollection {
@@ -182,9 +189,8 @@ impl BackupStore {
     /// "photos.v1".
     async fn no_newest(&self, collection: &str) -> Result<Error> {
         let error = self.no_backup(collection);
-        let start = format!("{collection}.v");
         let stored = self.collections().await?;
-        let versions = stored.iter().filter(|stored| stored.collection.starts_with(&start));
+        let versions = stored.iter().filter(|stored| is_version(&stored.collection, collection));
         let newest = versions.max_by(|a, b| a.newest.cmp(&b.newest));
         let Some(version) = newest else { return Ok(error) };
         let remedy = format!(

@@ -94,6 +94,9 @@ fn the_version_with_the_backups_is_named() {
     let named = create(&registry, "photos.v2");
     put(&named, 0..3, 1);
     store.back_up(&named);
+    let other = create(&registry, "photos.videos");
+    put(&other, 0..3, 1);
+    store.back_up(&other);
     // The alias "photos" is removed with the collection.
     let refused = |name| store.restore(&registry, name, "copy").unwrap_err();
     let error = refused("photos");
