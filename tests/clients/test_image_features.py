@@ -457,12 +457,13 @@ def test_a_rebuild_checks_and_removes_originals(tmp_path):
 
 
 def test_a_collection_is_listed_by_its_own_name(store):
-    store.good("PUT", "named", png(impression(8)), kind="fingerprint")
-    alias = {"create_alias": {"alias_name": "first", "collection_name": "named.v1"}}
+    store.good("PUT", "named.views", png(impression(8)), kind="fingerprint")
+    names = ("first", "named")
+    changes = [{"create_alias": {"alias_name": name, "collection_name": "named.views.v1"}} for name in names]
     url = f"{store.server.url}/collections/aliases"
-    assert requests.post(url, json={"actions": [alias]}, timeout=TIMEOUT_S).status_code == 200
+    assert requests.post(url, json={"actions": changes}, timeout=TIMEOUT_S).status_code == 200
     listed = requests.get(store.url, timeout=TIMEOUT_S).json()["collections"]
-    assert "named" in [entry["name"] for entry in listed if entry["collection"] == "named.v1"]
+    assert "named.views" in [entry["name"] for entry in listed if entry["collection"] == "named.views.v1"]
 
 
 def test_a_rebuilt_version_is_restored(tmp_path):

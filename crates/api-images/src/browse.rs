@@ -49,8 +49,10 @@ pub(crate) fn collections(
     let name_of = |own: &str| {
         let known = aliases.iter().filter(|(_, real)| real == own).map(|(alias, _)| alias.as_str());
         let mut names: Vec<&str> = known.collect();
-        let is_base =
-            |alias: &str| own.strip_prefix(alias).is_some_and(|rest| rest.starts_with(".v"));
+        let is_base = |alias: &str| {
+            let number = own.strip_prefix(alias).and_then(|rest| rest.strip_prefix(".v"));
+            number.is_some_and(|number| number.parse::<u32>().is_ok())
+        };
         names.sort_by_key(|alias| !is_base(alias));
         names.push(own);
         names.into_iter().find(|name| may_see(name)).map(str::to_owned)
