@@ -161,6 +161,7 @@ fn freeze_if_memory_is_short(core: &RegistryCore) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::time::Instant;
 
     use super::*;
@@ -253,17 +254,22 @@ mod tests {
         assert!(relieved(), "together they fill the memory");
     }
 
-    #[test]
-    fn merges_wait_until_all_segments_were_opened() {
-        let directory = tempfile::tempdir().unwrap();
+    /// Opens a small registry that merges two segments at once, without its threads.
+    fn core_without_threads(directory: &Path) -> Arc<RegistryCore> {
         let options = RegistryOptions {
             memory_bytes: 96 << 20,
             cache_bytes: 0,
             merging: Merging { fan_in: 2, ..Merging::default() },
-            ..RegistryOptions::new(directory.path())
+            ..RegistryOptions::new(directory)
         };
-        // Without its threads, so nothing is opened yet.
-        let core = RegistryCore::open(options).unwrap();
+        RegistryCore::open(options).unwrap()
+    }
+
+    #[test]
+    fn merges_wait_until_all_segments_were_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        // Nothing is opened yet.
+        let core = core_without_threads(directory.path());
         let named = core.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();
         (0..4).for_each(|number| add_segment(&named, number));
         for priority in [Priority::Background, Priority::Escalated] {
@@ -286,13 +292,7 @@ mod tests {
     #[test]
     fn deletions_free_memory_that_is_full() {
         let directory = tempfile::tempdir().unwrap();
-        let options = RegistryOptions {
-            memory_bytes: 96 << 20,
-            cache_bytes: 0,
-            ..RegistryOptions::new(directory.path())
-        };
-        // Without its threads.
-        let core = RegistryCore::open(options).unwrap();
+        let core = core_without_threads(directory.path());
         let named = core.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();
         let collection = named.collection();
         add_segment(&named, 0);
@@ -312,14 +312,7 @@ mod tests {
     #[test]
     fn codes_make_room_for_merges_that_are_behind() {
         let directory = tempfile::tempdir().unwrap();
-        let options = RegistryOptions {
-            memory_bytes: 96 << 20,
-            cache_bytes: 0,
-            merging: Merging { fan_in: 2, ..Merging::default() },
-            ..RegistryOptions::new(directory.path())
-        };
-        // Without its threads.
-        let core = RegistryCore::open(options).unwrap();
+        let core = core_without_threads(directory.path());
         let named = core.create("a", CollectionSettings::new(DIMS, Metric::L2)).unwrap();
         let collection = named.collection();
         (0..3).for_each(|number| add_segment(&named, number));
