@@ -144,6 +144,16 @@ fn live_rows(views: &[SegmentView]) -> Vec<SegmentRow> {
         .collect()
 }
 
+/// Gives the working memory of a merge back to `headroom`, the memory of flushes, or to the budget.
+/// The merge may have failed. If the memory of flushes were free for a moment, writers that wait
+/// would take it, and later flushes would fail.
+fn give_back(working: BudgetReservation, headroom: Option<&mut BudgetReservation>) {
+    match headroom {
+        Some(headroom) => headroom.join(working),
+        None => drop(working),
+    }
+}
+
 /// Live rows of several segments, as the source of a merged one.
 struct MergeSource<'a> {
     collection: &'a Collection,
@@ -532,9 +542,11 @@ impl Collection {
         let written =
             self.write_segment(&pending, uuid, &mut source, spare.as_ref(), threads, &|bytes| {
                 self.merge_step(bytes, urgency)
-            })?;
+            });
         drop(spare);
-        let opened = self.open_merged(&pending, count, working, headroom)?;
+        give_back(working, headroom.as_deref_mut());
+        let written = written?;
+        let opened = self.open_merged(&pending, count, headroom)?;
         self.filters.warm(&opened, &self.budget);
         self.preload_new(&opened, &source.views, &|bytes| self.merge_step(bytes, urgency));
         let segment = Arc::new(opened);
@@ -563,8 +575,8 @@ impl Collection {
         self.publish()
     }
 
-    /// Opens a merged segment of `rows` rows. `working` is the memory that its merge took from
-    /// `headroom`, if there is one, and otherwise from the budget.
+    /// Opens a merged segment of `rows` rows. `headroom` is the memory of flushes, if the merge
+    /// takes its memory from there.
     ///
     /// # Errors
     /// As [`Collection::open_written`].
@@ -572,14 +584,11 @@ impl Collection {
         &self,
         pending: &PendingFile<'_>,
         rows: u64,
-        working: BudgetReservation,
         headroom: Option<&mut BudgetReservation>,
     ) -> Result<Segment> {
         let Some(headroom) = headroom else {
-            drop(working);
             return self.open_written(pending, || self.budget.reserve(0, &pending.name));
         };
-        headroom.join(working);
         // No more than it needs, so that its codes do not count the memory of flushes as room.
         let needed = self.options.segment_form().opening_bytes(rows).min(headroom.bytes());
         let opened = self.open_written(pending, || headroom.split(needed, &pending.name));
@@ -590,7 +599,15 @@ impl Collection {
 
 #[cfg(test)]
 mod tests {
+    use coarse::Metric;
+    use os::Rate;
+    use storage::UringMedium;
+
     use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::collection::{CollectionOptions, Resources};
+    use crate::ingest::PointRef;
+    use crate::rerank::SharedCaches;
 
     fn sizes(live: &[u32]) -> Vec<SegmentSize> {
         live.iter()
@@ -617,6 +634,34 @@ mod tests {
         assert_eq!(chosen(&sizes(&[100, 100, 100, 100]), 399), None, "memory decides");
         assert_eq!(chosen(&sizes(&[100, 100, 100, 100, 100]), 450), Some(vec![0, 1, 2, 3]));
         assert_eq!(chosen(&sizes(&[1, 10, 100, 1000]), 10_000), None);
+    }
+
+    /// Otherwise writers that wait for memory take it, and flushes fail until a restart.
+    #[test]
+    fn a_failed_rewrite_keeps_the_memory_of_flushes() {
+        let root = tempfile::tempdir().unwrap();
+        let medium = Arc::new(UringMedium::plain(root.path().to_owned()).unwrap());
+        let shape = CollectionOptions::new(2, Metric::L2);
+        let options = CollectionOptions { disk_reserve: Some(0), ..shape };
+        let budget = MemoryBudget::new(32 << 20);
+        let resources = Resources::new(budget, 64 << 10, Rate::unlimited()).unwrap();
+        let caches = Arc::new(SharedCaches::new(0, 512));
+        let collection = Collection::open(medium, options, &resources, caches).unwrap();
+        let point = PointRef { id: 1, embedding: &[1.0, 0.0], record: b"", payload: b"{}" };
+        collection.upsert(point).unwrap();
+        collection.flush().unwrap();
+        let state = collection.state();
+        let (numbers, views): (Vec<u64>, Vec<SegmentView>) =
+            state.open().map(|(_, slot, view)| (slot.number, view.clone())).unzip();
+        // Ends the rewrite while it writes.
+        collection.close();
+        let mut headroom = collection.flushing.lock();
+        let before = headroom.bytes();
+        let memory: &mut BudgetReservation = &mut headroom;
+        let urgency = Urgency::Escalated;
+        let outcome = collection.merge_segments(&numbers, views, urgency, Some(memory));
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(headroom.bytes(), before);
     }
 
     #[test]
