@@ -435,6 +435,31 @@ fn a_version_is_complete_soon_if_polls_are_rare() {
     assert_eq!(bench.scanner.next_check(), None, "it is complete, and not a version");
 }
 
+/// A program may write into a directory for days, and each scan reads all models.
+#[test]
+fn early_scans_of_a_changing_version_end() {
+    let mut bench = Bench::new();
+    let model = ModelConfig::new("m", bench.root.path().join("m"));
+    let day = Duration::from_secs(86_400);
+    bench.scanner = Scanner::new(configured(vec![model], Vec::new()), day, kinds());
+    let mut content = String::new();
+    for _ in 0..version::EARLY_CHANGES_MAX {
+        content.push('x');
+        bench.write("m/1/model.onnx", &content);
+        assert_eq!(bench.look_again(), "m/1:changing");
+        assert_eq!(bench.scanner.next_check(), Some(version::UNCHANGED_TIME_MAX));
+    }
+    content.push('x');
+    bench.write("m/1/model.onnx", &content);
+    assert_eq!(bench.look_again(), "m/1:changing");
+    assert_eq!(bench.scanner.next_check(), None);
+    bench.now += day;
+    assert_eq!(bench.look_again(), "m/1:foreign");
+    bench.write("m/1/model.onnx", "graph");
+    assert_eq!(bench.look_again(), "m/1:changing");
+    assert_eq!(bench.scanner.next_check(), Some(version::UNCHANGED_TIME_MAX), "after a pause");
+}
+
 /// A read of a named pipe or a device would stop the scan of all models.
 #[test]
 fn settings_in_a_device_are_refused() {

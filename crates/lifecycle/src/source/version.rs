@@ -16,6 +16,9 @@ use super::files::{self, Fingerprint, ScannedFile};
 const SCANS_MIN: u32 = 2;
 /// Longest time between the scans that must agree. Polls may be minutes or hours apart.
 pub(super) const UNCHANGED_TIME_MAX: Duration = Duration::from_secs(2);
+/// Changes of a version in a row after which its next scan waits for a poll. A program may write
+/// into a directory for days, and each scan reads all models.
+pub(super) const EARLY_CHANGES_MAX: u32 = 300;
 
 /// A kind of model file that makes a directory without a manifest a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +125,8 @@ struct SeenFiles {
     scans: u32,
     /// True once the files have stopped changing.
     unchanged: bool,
+    /// Number of scans in a row that found other files than the scan before.
+    changes: u32,
     /// Result, once it is final for these files.
     answer: Option<(Fingerprint, VersionContents)>,
 }
@@ -170,9 +175,13 @@ pub(super) fn scan(
 }
 
 impl VersionMemory {
-    /// Returns true if the version may count as complete at the next scan without a change.
+    /// Returns true if the version may count as complete at the next scan without a change, and
+    /// this scan need not wait for a poll.
     pub(super) fn may_be_complete(&self) -> bool {
-        self.last.as_ref().is_some_and(|seen| seen.answer.is_none() && !seen.unchanged)
+        let is_awaited = |seen: &SeenFiles| {
+            seen.answer.is_none() && !seen.unchanged && seen.changes < EARLY_CHANGES_MAX
+        };
+        self.last.as_ref().is_some_and(is_awaited)
     }
 
     /// Returns true if a final result is kept.
@@ -187,7 +196,11 @@ impl VersionMemory {
             Some(seen) if seen.files == files => {
                 SeenFiles { scans: seen.scans.saturating_add(1), ..seen }
             }
-            _ => SeenFiles { files, since: now, scans: 1, unchanged: false, answer: None },
+            before => {
+                let changing = before.filter(|seen| !seen.unchanged);
+                let changes = changing.map_or(0, |seen| seen.changes.saturating_add(1));
+                SeenFiles { files, since: now, scans: 1, unchanged: false, changes, answer: None }
+            }
         };
         self.last.insert(seen)
     }
