@@ -12,7 +12,7 @@ use image_features::settings::ImageKind;
 use image_features::template_file::{self, FileFormat};
 use search::collection::{PointParts, until};
 use search::points::{FetchedPoint, PointId, PointSelection};
-use search::registry::{ListedState, NamedCollection};
+use search::registry::{ListedState, NamedCollection, is_version_of};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use transport::{ByteBudget, Reservation};
@@ -49,11 +49,7 @@ pub(crate) fn collections(
     let name_of = |own: &str| {
         let known = aliases.iter().filter(|(_, real)| real == own).map(|(alias, _)| alias.as_str());
         let mut names: Vec<&str> = known.collect();
-        let is_base = |alias: &str| {
-            let number = own.strip_prefix(alias).and_then(|rest| rest.strip_prefix(".v"));
-            number.is_some_and(|number| number.parse::<u32>().is_ok())
-        };
-        names.sort_by_key(|alias| !is_base(alias));
+        names.sort_by_key(|alias| !is_version_of(own, alias));
         names.push(own);
         names.into_iter().find(|name| may_see(name)).map(str::to_owned)
     };

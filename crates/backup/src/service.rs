@@ -20,12 +20,12 @@ use crossbeam_channel::{Sender, TrySendError, bounded};
 use metrics::{KindLabels, Metrics};
 use os::Pacer;
 use parking_lot::Mutex;
-use search::registry::{CollectionSettings, ListedState, Registry, check_name};
+use search::registry::{CollectionSettings, ListedState, Registry, check_name, is_version_of};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
 use crate::restore::RestoreTarget;
-use crate::store::{BackupStore, StoredLists, is_version};
+use crate::store::{BackupStore, StoredLists};
 
 pub use config::{BackupConfig, RegistryAccess};
 pub use request::{BackupJob, BackupJobState, BackupRequest, SubmittedJob};
@@ -303,7 +303,8 @@ impl ServiceShared {
         // Another spelling of a directory, such as "photos/", would be that of another collection.
         check_name(&space)
             .map_err(|error| error.context("the directory of original images in the settings"))?;
-        let are_versions = |other: &str| is_version(name, &space) && is_version(other, &space);
+        let are_versions =
+            |other: &str| is_version_of(name, &space) && is_version_of(other, &space);
         for listed in registry.list().into_iter().filter(|listed| listed.name != name) {
             let ListedState::Ready(named) = listed.state else { continue };
             if are_versions(&listed.name) {

@@ -10,6 +10,7 @@ use model_store::{StorePlace, is_url};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
+use search::registry::is_version_of;
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
@@ -23,13 +24,6 @@ const OBJECTS: &str = "objects";
 /// Maximum number of lists that are read at the same time. A collection may have thousands of
 /// backups.
 const LISTS_AT_ONCE_MAX: usize = 16;
-
-/// Returns true if `name` is that of a version of the collection of images `collection`, such as
-/// "photos.v2" of "photos".
-pub(crate) fn is_version(name: &str, collection: &str) -> bool {
-    let number = name.strip_prefix(collection).and_then(|rest| rest.strip_prefix(".v"));
-    number.is_some_and(|number| number.parse::<u32>().is_ok())
-}
 
 /// Collection of which a store has objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -190,7 +184,7 @@ impl BackupStore {
     async fn no_newest(&self, collection: &str) -> Result<Error> {
         let error = self.no_backup(collection);
         let stored = self.collections().await?;
-        let versions = stored.iter().filter(|stored| is_version(&stored.collection, collection));
+        let versions = stored.iter().filter(|stored| is_version_of(&stored.collection, collection));
         let newest = versions.max_by(|a, b| a.newest.cmp(&b.newest));
         let Some(version) = newest else { return Ok(error) };
         let remedy = format!(

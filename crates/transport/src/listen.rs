@@ -56,8 +56,9 @@ pub(crate) const STREAM_WINDOW: u32 = 4 << 20;
 /// h2 closes a connection that has too many small DATA frames unread. A frame of fewer than
 /// `COUNTED_FRAME_BYTES` counts its difference to that size, and the limit is half of this window.
 /// hyper cannot set the limit. A client that sends requests to a stream faster than their model
-/// runs leaves a whole `STREAM_WINDOW` of them unread, usually one in each frame. Such a stream
-/// stays within the limit if its requests have `SMALL_REQUEST_BYTES` or more.
+/// runs leaves a whole `STREAM_WINDOW` of them unread, usually one in each frame. If its requests
+/// have `SMALL_REQUEST_BYTES` or more, one such stream stays within the limit. Several streams of a
+/// connection share it: about 82,000 unread frames of any size stay within it.
 const CONNECTION_WINDOW: u32 = 40 << 20;
 /// Size below which h2 counts a DATA frame as small.
 const COUNTED_FRAME_BYTES: u32 = 256;

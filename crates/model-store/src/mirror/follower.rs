@@ -31,8 +31,9 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// versions fail for the same reason, such as a pool that is too small, the whole history must not
 /// be fetched.
 pub(super) const FALLBACKS_MAX: usize = 2;
-/// Most versions of a model whose objects the store refuses, or does not have, in one check.
-/// Wrong credentials must not cause a request for each of a thousand versions.
+/// Maximum number of versions of a model that are tried in one check although the store refuses
+/// their objects, or does not have them. Wrong credentials must not cause a request for each of a
+/// thousand versions.
 const REFUSED_MAX: usize = 8;
 /// Name of a model's settings.
 const SETTINGS_NAME: &str = "millpond.toml";

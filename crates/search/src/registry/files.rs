@@ -138,6 +138,13 @@ impl StoredSettings {
     }
 }
 
+/// Returns true if `name` is that of a version of the collection of images `collection`, such as
+/// "photos.v2" of "photos".
+pub fn is_version_of(name: &str, collection: &str) -> bool {
+    let number = name.strip_prefix(collection).and_then(|rest| rest.strip_prefix(".v"));
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
 /// Checks the name of a collection or alias.
 ///
 /// # Errors

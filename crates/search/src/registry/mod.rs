@@ -45,7 +45,7 @@ use crate::rerank::{BlockStats, CacheStats};
 use crate::segment_cache::SegmentCacheStats;
 
 pub use self::aliases::{AliasChange, changed_aliases};
-pub use self::files::{CollectionSettings, NAME_BYTES_MAX, check_name};
+pub use self::files::{CollectionSettings, NAME_BYTES_MAX, check_name, is_version_of};
 pub use self::media::{MediumChoice, medium_name, probe_dax};
 pub use self::named::{NamedCollection, ScrollPage};
 pub use self::options::RegistryOptions;

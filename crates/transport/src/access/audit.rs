@@ -25,7 +25,7 @@ pub struct AdminRequest<'a> {
 }
 
 /// An admin call that has begun. Its line is written when it ends. If it is dropped without an
-/// outcome, the client has disconnected.
+/// outcome, the client has disconnected. Work on another thread, such as a restore, continues.
 #[derive(Debug)]
 pub(super) struct AdminCall {
     key: Option<String>,
@@ -80,7 +80,7 @@ impl AdminCall {
 impl Drop for AdminCall {
     fn drop(&mut self) {
         if !self.ended {
-            self.write("cancelled", "the client has disconnected");
+            self.write("cancelled", "the client has disconnected; the work may continue");
         }
     }
 }
